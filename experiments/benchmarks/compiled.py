@@ -176,7 +176,10 @@ def _speed(
 ) -> dict[str, float]:
     """The time of a step of `flops` on `count` TPUs, and its share of their peak."""
     specs = [selection.spec for _, selection in step.attention]
-    seconds = planning.step_time(step.program, accelerator, specs).total
+    time = planning.step_time(step.program, accelerator, specs, step.schedules)
+    if time.uncounted:
+        raise ValueError(f"no schedule of {time.uncounted}: the time would be too short")
+    seconds = time.total
     peak = count * getattr(ACCELERATORS[accelerator], config.model.dtype)
     return {"step, s": round(seconds, 3), "MFU, %": round(100 * flops / seconds / peak, 1)}
 
@@ -184,7 +187,7 @@ def _speed(
 def _of_step(step: planning.CompiledStep, config: Any) -> dict[str, float]:
     """The cycles of a part, and the memory."""
     specs = [selection.spec for _, selection in step.attention]
-    cycles = planning.step_time(step.program, "v5e", specs).cycles
+    cycles = planning.step_time(step.program, "v5e", specs, step.schedules).cycles
     return {
         "M cycles": round(cycles / config.training.grad_accumulation / 1e6, 1),
         "memory, GiB": round(step.memory.total / 2**30, 2),

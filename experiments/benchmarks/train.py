@@ -26,6 +26,7 @@ from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from experiments.harness.planning import step_time
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.kernel_cycles import take_schedules
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.build import build_model, init_params
 from experiments.harness.training.flops import causal_flops, seq2seq_flops
@@ -281,7 +282,9 @@ def planned_seconds(
     if name not in TPUS:
         return flops / peak.total if peak.total else None
     selections = getattr(model.attention_fn, "selections", [])
-    return step_time(Program(compiled.as_text() or ""), name, [x.spec for x in selections]).total
+    specs = [selection.spec for selection in selections]
+    program = Program(compiled.as_text() or "")
+    return step_time(program, name, specs, take_schedules()).total
 
 
 def torch_step(work: StepWork) -> Case:

@@ -1,6 +1,7 @@
 """Programs read from their text: how often instructions run, what they compute, move and send."""
 
 import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,7 +18,8 @@ from experiments.harness.planning.decoding import (
     split_at_tokens,
 )
 from experiments.harness.planning.hlo import Program, Shape, group_size
-from experiments.harness.planning.step_time import step_time, visited_pairs
+from experiments.harness.planning.kernel_cycles import Schedule, read_schedule
+from experiments.harness.planning.step_time import step_time, visited_blocks
 from jaxformer.ops.attention import AttentionSpec, select
 from jaxformer.ops.attention.spec import DeviceInfo
 
@@ -170,20 +172,76 @@ SPEC = AttentionSpec(
 )  # fmt: skip
 
 
-def test_flash_attention_takes_the_blocks_that_are_not_hidden():
-    assert visited_pairs(1024, 1024, 512, None) == 1024**2
-    assert visited_pairs(1024, 1024, 512, SPEC) == 3 * 512**2
-    assert visited_pairs(1024, 1024, 256, SPEC) == 10 * 256**2
+# As libtpu writes it: a line is a cycle, here those that branch alone. The step stands between 20
+# and 920, in it a part at the beginning of a row, the two ways to visit a block, and the end.
+KERNEL = """\
+     0   :  { %7 = vsyncpa [#allocation5], 0  ;;  %s1 = inlined_call_operand.hbm [shape: bf16[3,4,1024,64], index: 0, kind: input, shape index: {}] /* input window allocation for operator input 0. The window shape is bf16[1,1,512,64], while the full shape is bf16[3,4,1024,64]. */  ;;  %s2 = inlined_call_operand.hbm [shape: bf16[3,4,1024,64], index: 1, kind: input, shape index: {}] /* input window allocation for operator input 1. The window shape is bf16[1,1,256,64], while the full shape is bf16[3,4,1024,64]. */ }
+   0xa LB: > { %s8 = sphi 0 } /* Start region 77 */
+  0x14   : > { %1 = sbr.rel (%p8) target bundleno = 920 (0x398), region = 122 }
+  0x1e   : > { %2 = sbr.rel (%p1) target bundleno = 80 (0x50), region = 12 }
+  0x5a   : > { %3 = sbr.rel (%p2) target bundleno = 290 (0x122), region = 13 }
+  0x64   : > { %4 = sbr.rel (%p2) target bundleno = 280 (0x118), region = 19 }
+ 0x12c   : > { %5 = sbr.rel (%p3) target bundleno = 800 (0x320), region = 14 }
+ 0x32a   : > { %6 = sbr.rel (%p4) target bundleno = 910 (0x38e), region = 15 }
+ 0x3a2   : > { %p11 = scmp.ge.s32.totalorder %s8, 98 /* loop exit test */  ;;  %18 = sbr.rel (!%p11) target bundleno = 10 (0xa), region = 77 }
+ 0x3a4   :  { %5066 = vsyncpa [#allocation6 + $0x1], 1 }
+"""  # noqa: E501
+# 3 examples x 4 heads x 2 blocks of queries x 4 of keys
+SCHEDULE = Schedule(
+    96, ((1024, 512), (1024, 256)), step=921 - 50 - 200 - 500 - 100, block=500, row=0
+)
+
+
+def test_the_schedule_of_a_kernel_is_divided_into_steps_blocks_and_rows():
+    rows = 50 + 200 + 100
+    assert read_schedule(KERNEL) == SCHEDULE._replace(row=rows)
+    other = KERNEL.replace("target bundleno = 290", "target bundleno = 391")
+    assert read_schedule(other) == SCHEDULE._replace(row=150, step=SCHEDULE.step - 101)
+    assert read_schedule(KERNEL.replace("98 /*", "%s9 /*")) is None
+
+
+def test_the_step_of_a_kernel_of_one_step_is_the_whole_schedule():
+    once = "     0   :  { %1 = vld }\n   0x7   :  { %2 = vst }\n"
+    assert read_schedule(once) == Schedule(1, (), step=8, block=0, row=0)
+
+
+def test_flash_attention_visits_the_blocks_that_are_not_hidden():
+    assert visited_blocks(SCHEDULE, [SPEC]) == [2, 4]
+    assert visited_blocks(SCHEDULE, [replace(SPEC, window=257)]) == [2, 3]
+    assert visited_blocks(SCHEDULE, [replace(SPEC, causal=False)]) == [4, 4]
+    assert visited_blocks(SCHEDULE, [replace(SPEC, queries=1000, keys=1000)]) == [2, 4]
+    assert visited_blocks(SCHEDULE, []) == [1]
+    visited = SCHEDULE._replace(row=11).cycles([2, 4])
+    assert visited == 96 * SCHEDULE.step + 3 * 4 * (6 * 500 + 2 * 11)
 
 
 def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
-    time = step_time(tpu, "v5e", [SPEC])
+    key = "flash", 3 * ("bf16[3,4,1024,64]",)
+    time = step_time(tpu, "v5e", [SPEC], {key: SCHEDULE})
     assert time.cycles == 40 * 1_100
     assert time.kernels == pytest.approx(44_000 / 1.5e9)
-    # 2 products of 12 heads, the head size padded to 128, at half of the peak
-    assert time.attention == pytest.approx(2 * 2 * 12 * 3 * 512**2 * 128 / (197e12 / 2))
+    assert time.attention == pytest.approx(SCHEDULE.cycles([2, 4]) / 1.5e9)
     assert time.collectives == pytest.approx(40 * (2 * 42 + 28 * 11 * 4) * 3 / 4 / 0.9e11)
     assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
+    assert time.uncounted == ()
+    unknown = step_time(tpu, "v5e", [SPEC], {})
+    assert (unknown.uncounted, unknown.attention) == (("flash",), 0.0)
+
+
+SLICES = """\
+HloModule jit_step, is_scheduled=true
+
+ENTRY %main (a: f32[1000,128]) -> f32[1000,128] {
+  %a = f32[1000,128]{1,0:T(8,128)} parameter(0)
+  %sent = (f32[1000,128]{1,0:T(8,128)}, u32[]) send(%a), channel_id=3, is_host_transfer=true
+  ROOT %out = f32[1000,128]{1,0:T(8,128)} copy(%a)
+}
+"""
+
+
+def test_what_goes_to_another_slice_takes_the_time_of_the_network():
+    time = step_time(Program(SLICES), "v5e", (), {})
+    assert time.total == time.between_slices == pytest.approx(512_000 / 3.125e9)
 
 
 def test_a_report_says_what_the_program_holds(tpu):
@@ -191,6 +249,7 @@ def test_a_report_says_what_the_program_holds(tpu):
     memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33)
     step: Any = SimpleNamespace(
         program=tpu,
+        schedules={},
         memory=memory,
         seconds=61.0,
         shortage="",
@@ -210,32 +269,15 @@ def test_a_report_says_what_the_program_holds(tpu):
         "   31.00 GB  averaging: DOES NOT FIT",
         "work per step       1.970e+13 FLOPs by the equations",
         "    512.00 kB      1 x f32[1000,128]",
+        "  not counted       flash",
         "attention           blockwise, for",
         "                    auto selects tpu_flash, because: the fastest that",
         "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
         "        1       40 B     4  reduce-scatter s32, asynchronous, once",
     ):
         assert line in text, line
-    time = step_time(tpu, "v5e", [SPEC]).total
+    time = step_time(tpu, "v5e", [SPEC], {}).total
     assert f"MFU {197e11 / time / (2 * 197e12):.1%}" in text
-
-
-SIDE_BY_SIDE = """\
-HloModule jit_step, is_scheduled=true
-
-ENTRY %main (q: bf16[3,1024,256], k: bf16[3,1024,256], v: bf16[3,1024,256]) -> bf16[3,1024,256] {
-  %q = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} parameter(0)
-  %k = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} parameter(1)
-  %v = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} parameter(2)
-  ROOT %out = bf16[3,1024,256]{2,1,0:T(8,128)(2,1)} custom-call(%q, %k, %v), custom_call_target="tpu_custom_call", metadata={op_name="jit(step)/jvp(Net)/tpu_flash_bwd/pallas_call"}
-}
-"""  # noqa: E501
-
-
-def test_heads_side_by_side_take_the_time_of_padded_ones():
-    time = step_time(Program(SIDE_BY_SIDE), "v5e", [SPEC])
-    # 5 products of 3 x 4 heads of 64, each padded to 128
-    assert time.attention == pytest.approx(2 * 5 * 12 * 3 * 512**2 * 128 / (197e12 / 2))
 
 
 def test_a_program_of_this_machine_is_read():
@@ -288,8 +330,8 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 
 def test_a_step_of_decoding_is_a_pass_of_the_loop_over_tokens_alone():
     outside, step = split_at_tokens(Program(DECODE))
-    assert step_time(step, "v5e", ()).cycles == 30 + 40 + 50
-    assert step_time(outside, "v5e", ()).cycles == 3 * 1000 + 7
+    assert step_time(step, "v5e", (), {}).cycles == 30 + 40 + 50
+    assert step_time(outside, "v5e", (), {}).cycles == 3 * 1000 + 7
     assert largest_costs(step) == [("Net/blocks_*/down", 70), ("Net/head", 50)]
 
 
@@ -306,8 +348,8 @@ def test_a_report_of_decoding_fits_in_80_columns_and_names_time_limit_and_costs(
         weights=20e9,
         cache=4e9,
         limit=24e9 / 800e9,
-        prompt=step_time(outside, "v5e", ()),
-        step=step_time(step, "v5e", ())._replace(kernels=0.042),
+        prompt=step_time(outside, "v5e", (), {}),
+        step=step_time(step, "v5e", (), {})._replace(kernels=0.042),
         costs=[("x/" * 60 + "down", 70)],
     )
     text = describe_decoding(decoding, "v5e")
@@ -322,5 +364,5 @@ def test_a_report_of_decoding_fits_in_80_columns_and_names_time_limit_and_costs(
     ):
         assert line in text, line
     assert re.search(r"^ +70  58.3%  \.\.", text, re.MULTILINE)
-    faster = decoding._replace(step=step_time(step, "v5e", ()))
+    faster = decoding._replace(step=step_time(step, "v5e", (), {}))
     assert "time of a step      30 ms, 1.00 x the limit" in describe_decoding(faster, "v5e")

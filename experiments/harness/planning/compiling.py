@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.kernel_cycles import Schedules, take_schedules
 from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
 from jaxformer.config import check_at_least
@@ -131,6 +132,8 @@ class CompiledStep:
     """The compiler's time."""
     attention: list[tuple[str, Selection]]
     """The name of the attention function, and what would be selected, of each call."""
+    schedules: Schedules
+    """Those of a TPU's Mosaic kernels, else empty."""
     compile_others: Callable[[], Iterator[OtherProgram]]
 
     @cached_property
@@ -221,6 +224,7 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
     start = time.perf_counter()
     compiled, shortage = compile_lowered(lowered, options)
     seconds, calls = time.perf_counter() - start, list(attention.calls)
+    schedules = take_schedules()
 
     def compile_others() -> Iterator[OtherProgram]:
         params = getattr(state, config.training.result_tree)
@@ -238,7 +242,9 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
         yield OtherProgram("averaging", 2 * bytes_per_device(state.params), [])
 
     shards = strategy.num_shards
-    return CompiledStep(state, compiled, shortage, shards, seconds, calls, compile_others)
+    return CompiledStep(
+        state, compiled, shortage, shards, seconds, calls, schedules, compile_others
+    )
 
 
 def compile_lowered(lowered: Any, options: Any = None) -> tuple[jax.stages.Compiled | None, str]:

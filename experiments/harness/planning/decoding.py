@@ -24,6 +24,7 @@ from experiments.harness.planning.compiling import (
     needed_bytes,
 )
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.kernel_cycles import take_schedules
 from experiments.harness.planning.report import attention_lines, describe_shortage, gigabytes
 from experiments.harness.planning.step_time import StepTime, step_time
 from experiments.harness.planning.targets import TPUS
@@ -92,12 +93,13 @@ def compile_decoding(
         counted: Any = compiled.memory_analysis()
         temporary = counted.temp_size_in_bytes
         memory = counted.argument_size_in_bytes + temporary + counted.output_size_in_bytes
+    schedules = take_schedules()
     prompt = step = None
     costs: list[tuple[str, int]] = []
     if compiled and devices is not None and accelerator in TPUS:
         specs = [selection.spec for _, selection in attention.calls]
         before, a_pass = split_at_tokens(Program(compiled.as_text() or ""))
-        prompt, step = (step_time(part, accelerator, specs) for part in (before, a_pass))
+        prompt, step = (step_time(part, accelerator, specs, schedules) for part in (before, a_pass))
         costs = largest_costs(a_pass)
     return CompiledDecoding(
         texts=work.texts,
@@ -148,7 +150,7 @@ def describe_decoding(decoding: CompiledDecoding, accelerator: str) -> str:
         f"  collectives       {_time(step.collectives + step.asynchronous)}, modelled by link rate",
         f"speed               {decoding.texts / seconds:,.0f} tokens per second of all texts",
         f"before the steps    {_time(prompt.total)}: prompts, and weights as the step reads them",
-        f"  flash attention   {_time(prompt.attention)} of it, modelled",
+        f"  flash attention   {_time(prompt.attention)} of it, by its kernels' schedules",
         "largest costs       (cycles of a step, share, operation)",
     ]
     lines += [

@@ -15,7 +15,7 @@ from experiments.harness.planning.counting import (
     largest_arrays,
 )
 from experiments.harness.planning.hlo import Program
-from experiments.harness.planning.step_time import KERNEL_UTILIZATION, step_time
+from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.nn.blocks import REMAT
@@ -195,7 +195,7 @@ def _collective_lines(program: Program) -> list[str]:
         where = "in a loop" if in_loop else "once"
         lines.append(f"  {times:>7,}  {size:>9}  {devices:>4}  {kind} {dtype}, {how}, {where}")
     if sent := between_slices(program):
-        lines.append(f"between slices      {gigabytes(sent)} per device, not in the time below")
+        lines.append(f"between slices      {gigabytes(sent)} per device")
     return lines
 
 
@@ -204,15 +204,17 @@ def _time_lines(
 ) -> list[str]:
     """Time and speed on a TPU; `peak` is in FLOP/s of all devices."""
     specs = [selection.spec for _, selection in step.attention]
-    time = step_time(step.program, accelerator, specs)
+    time = step_time(step.program, accelerator, specs, step.schedules)
     clock = TPUS[accelerator].clock / 1e9
     return [
         f"time per step       {time.total:.3g} s: a prediction, never measured",
         f"  kernels           {time.kernels:.3g} s, the compiler's cycles at {clock:g} GHz",
-        f"  flash attention   {time.attention:.3g} s, modelled: {KERNEL_UTILIZATION:.0%} of peak",
+        f"  flash attention   {time.attention:.3g} s, its kernels' schedules; no waits for memory",
+        *(f"  not counted       {name}" for name in time.uncounted),
         f"  sorts             {time.sorts:.3g} s, modelled",
         f"  collectives       {time.collectives:.3g} s, modelled by link rate",
         f"  asynchronous ones {time.asynchronous:.3g} s, which hide behind the kernels",
+        f"  between slices    {time.between_slices:.3g} s, modelled by the network's rate",
         f"speed               {tokens / time.total:,.0f} tokens per second, MFU "
         f"{flops / time.total / peak:.1%}",
     ]

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
+from experiments.harness.planning.kernel_cycles import write_schedules
 from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, MissingExtra
@@ -35,23 +36,23 @@ _LIBTPU = {
 class TpuCore(NamedTuple):
     """Figures of a TPU chip from which the time of a step is computed.
 
-    `clock` is in cycles per second: the peak FLOP/s / the FLOPs a cycle of the matrix units, which
-    have `lanes` x `lanes` multipliers each. `link` is in bytes per second: what a chip sends along
-    one axis of its torus, in both directions together.
+    `clock` is in cycles per second: the peak FLOP/s / the FLOPs a cycle of the matrix units. `link`
+    is in bytes per second: what a chip sends along one axis of its torus, in both directions
+    together; `network`, what it sends to other slices.
     """
 
     clock: float
-    lanes: int
     link: float
+    network: float
     host: str  # a topology to compile for one chip, whose first device is used
 
 
 TPUS = {
-    # 4 matrix units; links: jax-ml.github.io/scaling-book, "TPU specs".
-    "v5e": TpuCore(1.5e9, 128, 0.9e11, "1x1"),
+    # 4 matrix units; links and network: jax-ml.github.io/scaling-book, "TPU specs".
+    "v5e": TpuCore(1.5e9, 0.9e11, 3.125e9, "1x1"),
     # 8 matrix units in two cores, which JAX sees as one device.
-    "v5p": TpuCore(1.75e9, 128, 1.8e11, "2x2x1"),
-    "v6e": TpuCore(1.75e9, 256, 1.8e11, "1x1"),
+    "v5p": TpuCore(1.75e9, 1.8e11, 6.25e9, "2x2x1"),
+    "v6e": TpuCore(1.75e9, 1.8e11, 12.5e9, "1x1"),
 }
 
 
@@ -59,20 +60,14 @@ class GpuSpec(NamedTuple):
     """A GPU as XLA's compiler needs to know it; `fields` are those of its GpuDeviceInfoProto."""
 
     name: str
+    capability: str
     fields: dict[str, int | float]
 
 
-# NVIDIA's Hopper architecture whitepaper and CUDA's table of technical specifications for compute
-# capability 9.0.
-_HOPPER: dict[str, int | float] = {
+_GPU: dict[str, int | float] = {
     "threads_per_block_limit": 1024,
     "threads_per_warp": 32,
     "shared_memory_per_block": 49_152,
-    "shared_memory_per_block_optin": 232_448,
-    "shared_memory_per_core": 233_472,
-    "threads_per_core_limit": 2048,
-    "core_count": 132,
-    "fpus_per_core": 128,
     "block_dim_limit_x": 2**31 - 1,
     "block_dim_limit_y": 65_535,
     "block_dim_limit_z": 65_535,
@@ -81,19 +76,68 @@ _HOPPER: dict[str, int | float] = {
     "thread_dim_limit_z": 64,
     "registers_per_core_limit": 65_536,
     "registers_per_block_limit": 65_536,
-    "l2_cache_size": 52_428_800,
-    "clock_rate_ghz": 1.98,
     "device_address_bits": 64,
 }
 
+
+def _gpu(name: str, capability: str, **fields: int | float) -> GpuSpec:
+    return GpuSpec(name, capability, _GPU | fields)
+
+
+# NVIDIA's architecture whitepapers and data sheets, and CUDA's table of technical specifications by
+# compute capability.
+_HOPPER = (
+    "major: 9 feature_extension: ACCELERATED_FEATURES",
+    {
+        "shared_memory_per_block_optin": 232_448,
+        "shared_memory_per_core": 233_472,
+        "threads_per_core_limit": 2048,
+        "core_count": 132,
+        "fpus_per_core": 128,
+        "l2_cache_size": 52_428_800,
+        "clock_rate_ghz": 1.98,
+    },
+)
 GPUS = {
-    "h100": GpuSpec(
+    "h100": _gpu(
         "NVIDIA H100 80GB HBM3",
-        _HOPPER | {"memory_bandwidth": 3_352_320_000_000, "device_memory_size": 84_942_979_072},
+        _HOPPER[0],
+        **_HOPPER[1],
+        memory_bandwidth=3_352_320_000_000,
+        device_memory_size=84_942_979_072,
     ),
-    "h200": GpuSpec(
+    "h200": _gpu(
         "NVIDIA H200",
-        _HOPPER | {"memory_bandwidth": 4_800_000_000_000, "device_memory_size": 151_397_597_184},
+        _HOPPER[0],
+        **_HOPPER[1],
+        memory_bandwidth=4_800_000_000_000,
+        device_memory_size=151_397_597_184,
+    ),
+    "a100": _gpu(
+        "NVIDIA A100-SXM4-80GB",
+        "major: 8",
+        shared_memory_per_block_optin=166_912,
+        shared_memory_per_core=167_936,
+        threads_per_core_limit=2048,
+        core_count=108,
+        fpus_per_core=64,
+        l2_cache_size=41_943_040,
+        clock_rate_ghz=1.41,
+        memory_bandwidth=2_039_000_000_000,
+        device_memory_size=80_000_000_000,
+    ),
+    "l4": _gpu(
+        "NVIDIA L4",
+        "major: 8 minor: 9",
+        shared_memory_per_block_optin=101_376,
+        shared_memory_per_core=102_400,
+        threads_per_core_limit=1536,
+        core_count=58,
+        fpus_per_core=128,
+        l2_cache_size=50_331_648,
+        clock_rate_ghz=2.04,
+        memory_bandwidth=300_000_000_000,
+        device_memory_size=24_000_000_000,
     ),
 }
 
@@ -176,6 +220,7 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
         )
     for name, value in _LIBTPU.items():
         os.environ.setdefault(name, value)
+    write_schedules()
     topology = target.topology or TPUS[target.accelerator].host
     if count > 1 and not target.topology:
         raise ConfigError(
@@ -212,12 +257,12 @@ def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
 
 
 def _gpu_config(name: str) -> str:
-    """XLA's GpuTargetConfigProto of a Hopper GPU, as text."""
+    """XLA's GpuTargetConfigProto of a GPU, as text."""
     spec = GPUS[name]
     fields = "\n".join(f"  {key}: {value}" for key, value in spec.fields.items())
     return f"""gpu_device_info {{
 {fields}
-  cuda_compute_capability {{ major: 9 feature_extension: ACCELERATED_FEATURES }}
+  cuda_compute_capability {{ {spec.capability} }}
   device_vendor: "NVIDIA Corporation"
   name: "{spec.name}"
 }}

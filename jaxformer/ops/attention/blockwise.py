@@ -67,8 +67,8 @@ def blockwise(
     has_dropout = dropout is not None and dropout.rate > 0
     inputs = _Inputs(
         q.transpose(1, 0, 3, 4, 2, 5),
-        k.transpose(1, 0, 3, 2, 4),
-        v.transpose(1, 0, 3, 2, 4),
+        k.transpose(1, 0, 3, 4, 2),
+        v.transpose(1, 0, 3, 4, 2),
         _pad(_pad(bias, 2, more_queries), 3, more_keys),
         mask,
         dropout.dropout_rng if dropout is not None and has_dropout else None,
@@ -90,11 +90,15 @@ class _Plan:
 
 
 class _Inputs(NamedTuple):
-    """Traced arguments, cut into blocks along axis 0, where dynamic slices are cheap."""
+    """Traced arguments, cut into blocks along axis 0, where dynamic slices are cheap.
+
+    With the positions of keys and values last, no product of a block of weights transposes it: on a
+    CPU, XLA would take as long for that as for the product.
+    """
 
     q: Array  # [blocks, B, K, N/K, t, H]
-    k: Array  # [blocks, B, K, s, H]
-    v: Array  # [blocks, B, K, s, Hv]
+    k: Array  # [blocks, B, K, H, s]
+    v: Array  # [blocks, B, K, Hv, s]
     bias: Array | None  # [1 or B, N, T, S], in whole blocks, as the mask
     mask: AttentionMask
     dropout_rng: DropoutRng | None
@@ -139,12 +143,12 @@ def _product(equation: str, *operands: Array) -> Array:
 
 
 def _logits(plan: _Plan, x: _Inputs, i: Array, j: Array):
-    """Logits [B, K, N/K, t, s] float32 of one pair of blocks, which are allowed, and their slopes.
+    """Logits [B, K, N/K, t, s] float32 of one pair of blocks, and their slopes.
 
     The slope is the derivative of a logit by the product of query and key.
     """
     q, (t, s) = _at(x.q, i), plan.size
-    logits = _product("BKGTH,BKSH->BKGTS", q, _at(x.k, j)) * plan.scale
+    logits = _product("BKGTH,BKHS->BKGTS", q, _at(x.k, j)) * plan.scale
     slope: Array | float = plan.scale
     if plan.softcap is not None:
         tanh = jnp.tanh(logits / plan.softcap)
@@ -153,7 +157,9 @@ def _logits(plan: _Plan, x: _Inputs, i: Array, j: Array):
         part = jax.lax.dynamic_slice(x.bias, (0, 0, i * t, j * s), (*x.bias.shape[:2], t, s))
         logits = logits + part.reshape(part.shape[0], *q.shape[1:3], t, s)
     allowed = x.mask.slice(i * t, t, j * s, s).materialize(t, s)
-    return logits, True if allowed is None else allowed[:, :, None], slope
+    if allowed is not None:
+        logits = jnp.where(allowed[:, :, None], logits, MASKED_LOGIT)
+    return logits, slope
 
 
 def _dropped(plan: _Plan, dropout_rng: DropoutRng | None, x: Array, i: Array, j: Array) -> Array:
@@ -173,24 +179,24 @@ def _attend(plan: _Plan, inputs: _Inputs) -> Array:
 
 def _forward(plan: _Plan, x: _Inputs):
     """Attention, and what the backward pass needs: inputs, result, logarithm of each row's sum."""
-    highest = jnp.full(x.q.shape[:-1], MASKED_LOGIT, jnp.float32)
+    # Above the masked logits, so that their weights are 0 also where a query sees no key.
+    highest = jnp.full(x.q.shape[:-1], MASKED_LOGIT / 2, jnp.float32)
 
     def visit(carry, pair):
         highest, total, out = carry
         i, j = pair
-        logits, allowed, _ = _logits(plan, x, i, j)
-        logits = jnp.where(allowed, logits, MASKED_LOGIT)
+        logits, _ = _logits(plan, x, i, j)
         before = _at(highest, i)
         now = jnp.maximum(before, logits.max(-1))
-        weights = jnp.where(allowed, jnp.exp(logits - now[..., None]), 0.0)
+        weights = jnp.exp(logits - now[..., None])
         shrink = jnp.exp(before - now)
         sums = _at(total, i) * shrink + weights.sum(-1)
         weights = _dropped(plan, x.dropout_rng, weights, i, j).astype(x.v.dtype)
-        gathered = _product("BKGTS,BKSH->BKGTH", weights, _at(x.v, j))
+        gathered = _product("BKGTS,BKHS->BKGTH", weights, _at(x.v, j))
         gathered = _at(out, i) * shrink[..., None] + gathered
         return (_put(highest, now, i), _put(total, sums, i), _put(out, gathered, i)), None
 
-    out = jnp.zeros((*highest.shape, x.v.shape[-1]), jnp.float32)
+    out = jnp.zeros((*highest.shape, x.v.shape[-2]), jnp.float32)
     carry = highest, jnp.zeros_like(highest), out
     (highest, total, out), _ = jax.lax.scan(visit, carry, x.visible(plan))
     has_key = total > 0
@@ -211,17 +217,17 @@ def _backward(plan: _Plan, saved: Any, d_out: Array) -> tuple[_Inputs]:
     def visit(carry, pair):
         dq, dk, dv, dbias = carry
         i, j = pair
-        logits, allowed, slope = _logits(plan, x, i, j)
-        weights = jnp.where(allowed, jnp.exp(logits - _at(log_sum, i)[..., None]), 0.0)
+        logits, slope = _logits(plan, x, i, j)
+        weights = jnp.exp(logits - _at(log_sum, i)[..., None])
         d_block = _at(d_out, i)
-        d_logits = _product("BKGTH,BKSH->BKGTS", d_block, _at(x.v, j))
+        d_logits = _product("BKGTH,BKHS->BKGTS", d_block, _at(x.v, j))
         d_logits = _dropped(plan, x.dropout_rng, d_logits, i, j)
         d_logits = weights * (d_logits - _at(inner, i)[..., None])
         dropped = _dropped(plan, x.dropout_rng, weights, i, j).astype(x.v.dtype)
         low = (d_logits * slope).astype(x.q.dtype)
-        dq = _add(dq, _product("BKGTS,BKSH->BKGTH", low, _at(x.k, j)), i)
-        dk = _add(dk, _product("BKGTS,BKGTH->BKSH", low, _at(x.q, i)), j)
-        dv = _add(dv, _product("BKGTS,BKGTH->BKSH", dropped, d_block), j)
+        dq = _add(dq, _product("BKGTS,BKHS->BKGTH", low, _at(x.k, j)), i)
+        dk = _add(dk, _product("BKGTH,BKGTS->BKHS", _at(x.q, i), low), j)
+        dv = _add(dv, _product("BKGTH,BKGTS->BKHS", d_block, dropped), j)
         if dbias is not None:
             dbias = _add_bias(plan, dbias, d_logits, i, j)
         return (dq, dk, dv, dbias), None
