@@ -62,7 +62,7 @@ class AttentionOptions(TimingConfig):
     rounds: int = 5
     repetitions: int = 1
     attention_fns: tuple[str, ...] = ("reference", "blockwise")
-    """reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash, or your own as
+    """reference, blockwise, cudnn, gpu_flash, tpu_flash, or your own as
     package.module:name."""
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own and replaces `shape.seq_len`."""

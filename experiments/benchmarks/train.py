@@ -72,7 +72,7 @@ class StepWork:
     grad_accumulation: int = 1
     """Parts of a batch whose gradients are summed one after the other."""
     attention_fn: str = "reference"
-    """jaxformer's: reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash, or auto."""
+    """jaxformer's: reference, blockwise, cudnn, gpu_flash, tpu_flash, or auto."""
     remat: Remat = "none"
     """Activations that jaxformer's backward pass recomputes; blocks saves the most memory."""
     own_model: str = ""

@@ -17,7 +17,7 @@ from jaxformer.decoding import Prompts
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines.batching import prefix_length, sliding_round
-from jaxformer.pipelines.completion import Round, continue_ids
+from jaxformer.pipelines.continuation import Round, continue_ids
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
 

@@ -22,6 +22,7 @@ from jaxformer.decoding.logits_processors import (
     repetition_penalty,
     suppress_tokens,
 )
+from jaxformer.decoding.queue import Queue
 from jaxformer.decoding.sampling import Prompts, Sampler, StopFn, greedy, make_sampler, sample
 from jaxformer.decoding.settings import (
     CompletionOptions,
@@ -40,6 +41,7 @@ __all__ = [
     "LogitsConfig",
     "LogitsProcessor",
     "Prompts",
+    "Queue",
     "Sampler",
     "SamplerConfig",
     "SamplingConfig",

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -28,6 +29,7 @@ from jaxformer.decoding.logits_processors import (
     make_processors,
     renormalize,
 )
+from jaxformer.decoding.queue import run_to_end
 from jaxformer.decoding.settings import SearchConfig
 from jaxformer.ops.top_k import top_k
 
@@ -63,8 +65,8 @@ def beam_search(
     `bos`: the token before each continuation. `max_new_tokens`: the most tokens of each, at most
     `config.max_new_tokens`; below 1 there is none. The size L of the result is
     `config.max_new_tokens`, or else the largest of `max_new_tokens`. `cache` must have a method
-    `reorder_beams(parents [B, W])` that returns a cache. A sentence's result depends neither on the
-    other sentences nor on L.
+    `reorder_beams(parents [B, W])` that returns a cache, or be a `Queue` of the B sentences. A
+    sentence's result depends neither on the other sentences nor on L.
 
     `logits_processors` change the log-probabilities, and so the scores, after those of `config`.
     `length_penalty_fn` replaces the length penalty of `config`. An eager call compiles the search
@@ -113,7 +115,9 @@ def beam_search(
 
 
 class _Beams(NamedTuple):
-    length: Int[Array, ""]  # how many tokens are written
+    bos: Int[Array, "B W"]
+    limits: Int[Array, " B"]
+    length: Int[Array, " B"]  # how many tokens are written
     stopped: Bool[Array, " B"]
     last: Int[Array, "B W"]
     live: Hypotheses  # unordered; scores are log-probabilities
@@ -132,29 +136,28 @@ def _search(
     logits_processors: tuple[LogitsProcessor, ...],
     length_penalty_fn: LengthPenalty | None,
 ) -> Hypotheses:
-    size = config.max_new_tokens
+    size, width = config.max_new_tokens, config.beam_size
     assert size is not None  # `beam_search` gives it
-    limits = jnp.minimum(jnp.asarray(max_new_tokens), size)
-    none = empty_hypotheses(bos.shape[0], config.beam_size, size)
-    last = jnp.broadcast_to(bos.astype(jnp.int32)[:, None], (bos.shape[0], config.beam_size))
-    live = none._replace(scores=none.scores.at[:, 0].set(0.0))
-    beams = _Beams(jnp.zeros((), jnp.int32), limits < 1, last, live, none, cache)
+
+    def begin(texts, cache):
+        first, limits = texts
+        none = empty_hypotheses(len(first), width, size)
+        live = none._replace(scores=none.scores.at[:, 0].set(0.0))
+        bos = jnp.broadcast_to(first[:, None], (len(first), width))
+        return _Beams(bos, limits, jnp.zeros_like(limits), limits < 1, bos, live, none, cache)
+
     if length_penalty_fn is None:
         length_penalty_fn = _LENGTH_PENALTIES[config.length_penalty_kind](config.length_penalty)
-    search = _Search(step, last, limits, config, logits_processors, length_penalty_fn)
-
-    def unfinished(beams):
-        return (beams.length < size) & ~beams.stopped.all()
-
-    return jax.lax.while_loop(unfinished, search.advance, beams).finished
+    search = _Search(step, config, logits_processors, length_penalty_fn)
+    limits = jnp.minimum(jnp.asarray(max_new_tokens, jnp.int32), size)
+    texts = jnp.asarray(bos, jnp.int32), limits
+    return run_to_end(begin, search.advance, texts, cache, attrgetter("finished"))
 
 
 class _Search(NamedTuple):
     """The values that stay the same from step to step."""
 
     step: Step
-    bos: Int[Array, "B W"]
-    limits: Int[Array, " B"]
     config: SearchConfig
     logits_processors: tuple[LogitsProcessor, ...]
     length_penalty_fn: LengthPenalty
@@ -163,7 +166,7 @@ class _Search(NamedTuple):
         """`beams` with one more token."""
         logits, cache = self.step(beams.last, beams.cache)
         check_logits(logits, beams.last, self.config.eos)
-        at_end = beams.length + 1 >= self.limits
+        at_end = beams.length + 1 >= beams.limits
         logits, norms = self.process(logits.astype(jnp.float32), beams)
         logits = self.apply_max_length(logits, norms, at_end)
         width = self.config.beam_size
@@ -198,9 +201,10 @@ class _Search(NamedTuple):
         """`logits` after each of `processors` in turn; `bos` counts as the prompt."""
         if not processors:
             return logits
-        tokens = _rows(jnp.concatenate([self.bos[..., None], beams.live.tokens], axis=-1))
-        ones = jnp.ones(len(tokens), jnp.int32)
-        processed = apply_all(processors, _rows(logits), tokens, beams.length + ones, ones)
+        tokens = _rows(jnp.concatenate([beams.bos[..., None], beams.live.tokens], axis=-1))
+        lengths = jnp.repeat(beams.length, logits.shape[1]) + 1
+        ones = jnp.ones_like(lengths)
+        processed = apply_all(processors, _rows(logits), tokens, lengths, ones)
         return processed.reshape(logits.shape)
 
     def apply_max_length(
@@ -220,7 +224,7 @@ class _Search(NamedTuple):
         worst = beams.finished.scores.min(axis=-1)
         if self.config.early_stopping == "beam_full":
             return (worst > -jnp.inf) | (best == -jnp.inf)
-        length, limits = beams.length.astype(jnp.float32), self.limits.astype(jnp.float32)
+        length, limits = beams.length.astype(jnp.float32), beams.limits.astype(jnp.float32)
         if self.config.early_stopping == "heuristic":
             return worst >= self.length_penalty_fn(best, length)
         # Whatever the sign of the exponent, the best score is at one end of the lengths left.
@@ -257,7 +261,7 @@ def _finish(
     newly = jax.tree.map(lambda leaf: leaf[:, :beam_size], extended)
     # A stopped sentence finishes nothing more, however long the others take.
     ending = ended[:, :beam_size] & ~beams.stopped[:, None]
-    scores = length_penalty_fn(newly.scores, (beams.length + 1).astype(jnp.float32))
+    scores = length_penalty_fn(newly.scores, (beams.length + 1).astype(jnp.float32)[:, None])
     newly = newly._replace(scores=jnp.where(ending, scores, -jnp.inf))
     return beams._replace(length=beams.length + 1, finished=_best_half(beams.finished, newly))
 

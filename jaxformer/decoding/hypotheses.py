@@ -40,13 +40,14 @@ def append_tokens(
     hypotheses: Hypotheses,
     tokens: Int[Array, "B W"],
     log_probs: Float[Array, "B W"],
-    index: Int[Array, ""],
+    index: Int[Array, " B"],
 ) -> Hypotheses:
     """`hypotheses` with `tokens` at `index`; their log-probabilities are added to the scores."""
+    here = jnp.arange(hypotheses.tokens.shape[-1])[None, None] == index[:, None, None]
     return Hypotheses(
-        hypotheses.tokens.at[:, :, index].set(tokens),
+        jnp.where(here, tokens[..., None], hypotheses.tokens),
         hypotheses.scores + log_probs,
-        hypotheses.log_probs.at[:, :, index].set(log_probs),
+        jnp.where(here, log_probs[..., None], hypotheses.log_probs),
     )
 
 

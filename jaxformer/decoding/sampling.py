@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from jaxformer.decoding.hypotheses import (
     is_among,
 )
 from jaxformer.decoding.logits_processors import LogitsProcessor, apply_all, make_processors
+from jaxformer.decoding.queue import run_to_end
 from jaxformer.decoding.settings import SamplerConfig, SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.ops.top_k import top_k
@@ -110,7 +112,7 @@ def sample(
     replaces the one that `config` describes. `logits_processors` follow the repetition penalty of
     `config` and precede its constraints. A text depends on `rng`, its `example_ids` and the
     indices of its tokens, not on the batch. Scores and log-probabilities are the model's own,
-    before any processor.
+    before any processor. `cache` may be a `Queue` of the B texts, without `stop_fn`.
 
     Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
 
@@ -148,12 +150,15 @@ def sample(
 
 
 class _Texts(NamedTuple):
-    length: Int[Array, ""]  # how many tokens are written
+    limits: Int[Array, " B"]
+    ids: Int[Array, " B"]  # the example ids
+    begun: Int[Array, " B"]  # how many tokens are before those of this call
+    length: Int[Array, " B"]  # how many tokens are written
     stopped: Bool[Array, " B"]
     last: Int[Array, " B"]
     written: Hypotheses
     whole: Int[Array, "B P+L"] | None  # prompts and what is written, if a processor sees them
-    next_call: Int[Array, ""]  # the length at which `stop_fn` is called
+    next_call: Int[Array, " B"]  # the length at which `stop_fn` is called
     cache: Any
 
 
@@ -173,17 +178,24 @@ def _sample(
     sampler = make_sampler(config) if sampler is None else sampler
     penalties, constraints = make_processors(config, eos)
     processors = [*penalties, *logits_processors, *constraints]
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, prompts.example_ids)
-    rows = jnp.arange(len(prompts.last_tokens))
     history, begun = _history(prompts)
-    written = empty_hypotheses(len(rows), 1, config.max_new_tokens)
-    written = written._replace(scores=jnp.zeros_like(written.scores))
+    size = config.max_new_tokens
+    whole = jnp.pad(history, ((0, 0), (0, size))) if processors else None
 
-    def unfinished(texts):
-        return (texts.length < config.max_new_tokens) & ~texts.stopped.all()
+    def draw(logits, example_id, index):
+        fold_in = jax.random.fold_in
+        return sampler(logits, fold_in(fold_in(rng, example_id), index))
+
+    def begin(texts, cache):
+        last, limits, ids, begun, whole = texts
+        written = empty_hypotheses(len(last), 1, size)
+        written = written._replace(scores=jnp.zeros_like(written.scores))
+        length, stopped = jnp.zeros_like(last), limits < 1
+        fixed = limits, ids, begun
+        return _Texts(*fixed, length, stopped, last, written, whole, length + 1, cache)
 
     def advance(texts):
-        index, stopped, last, written, whole, next_call, cache = texts
+        limits, ids, begun, index, stopped, last, written, whole, next_call, cache = texts
         logits, cache = step(last[:, None], cache)
         check_logits(logits, last[:, None], eos)
         logits = processed = logits[:, 0].astype(jnp.float32)
@@ -191,29 +203,28 @@ def _sample(
         if whole is not None:
             ends = begun - prompts.step_offset
             processed = apply_all(processors, logits, whole, lengths, ends)
-        step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, prompts.step_offset + index)
-        token = jnp.where(stopped, 0, jax.vmap(sampler)(processed, step_keys))
+        token = jax.vmap(draw)(processed, ids, prompts.step_offset + index)
+        token = jnp.where(stopped, 0, token)
         added = jnp.where(stopped, 0.0, token_log_probs(logits, token))
         written = append_tokens(written, token[:, None], added[:, None], index)
-        stopped |= index + 1 >= prompts.max_new_tokens
+        stopped |= index + 1 >= limits
         if eos:
             stopped |= is_among(token, eos)
-        if stop_fn is not None:
-            stop, next_call = jax.lax.cond(
-                index + 1 == next_call,
-                partial(stop_fn, index + 1, written.tokens[:, 0]),
-                lambda: (jnp.zeros_like(stopped), next_call),
+        if stop_fn is not None:  # without a queue: all rows have written as many tokens
+            stop, next_length = jax.lax.cond(
+                index[0] + 1 == next_call[0],
+                partial(stop_fn, index[0] + 1, written.tokens[:, 0]),
+                lambda: (jnp.zeros_like(stopped), next_call[0]),
             )
-            stopped |= stop
+            stopped, next_call = stopped | stop, jnp.full_like(next_call, next_length)
         if whole is not None:
-            whole = whole.at[rows, lengths].set(token)
-        return _Texts(index + 1, stopped, token, written, whole, next_call, cache)
+            whole = whole.at[jnp.arange(len(token)), lengths].set(token)
+        fixed = limits, ids, begun
+        return _Texts(*fixed, index + 1, stopped, token, written, whole, next_call, cache)
 
-    whole = jnp.pad(history, ((0, 0), (0, config.max_new_tokens))) if processors else None
-    length, last = jnp.zeros((), jnp.int32), jnp.asarray(prompts.last_tokens, jnp.int32)
-    stopped = jnp.asarray(prompts.max_new_tokens) < 1
-    texts = _Texts(length, stopped, last, written, whole, length + 1, cache)
-    return jax.lax.while_loop(unfinished, advance, texts).written
+    last, limits = (jnp.asarray(x, jnp.int32) for x in prompts[:2])
+    texts = last, jnp.minimum(limits, size), jnp.asarray(prompts.example_ids), begun, whole
+    return run_to_end(begin, advance, texts, cache, attrgetter("written"))
 
 
 def _history(prompts: Prompts) -> tuple[Int[Array, "B P"], Int[Array, " B"]]:

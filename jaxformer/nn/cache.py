@@ -72,6 +72,13 @@ class LayerCache(struct.PyTreeNode):
         value = jax.lax.dynamic_update_slice_in_dim(self.value, stored.value, start, axis=-2)
         return self.replace(key=key, value=value)
 
+    def put(
+        self, rows: Int[Array, " K"], new: "LayerCache", shift: Int[Array, ""] | int = 0
+    ) -> "LayerCache":
+        """The cache with the K sentences of `new` in `rows`, their slots rotated by `shift`."""
+        key, value = jnp.roll(new.key, shift, axis=-1), jnp.roll(new.value, shift, axis=-2)
+        return self.replace(key=self.key.at[rows].set(key), value=self.value.at[rows].set(value))
+
     def with_slots(self, slots: int) -> "LayerCache":
         """The cache with `slots` slots at each position, no fewer than before."""
         length, last = self.max_length, self.key.ndim - 1
@@ -94,8 +101,11 @@ class Cache(struct.PyTreeNode):
     empty cache, stays known while tracing, so that a flash attention function reads a prompt.
     `encoder_kv`: each layer's keys and values of the encoded source, held once per sentence (empty
     without an encoder). `padding_mask` [B, S]: True at the source's real tokens.
-    `left_padding` [B]: how many of the tokens are padding before the sentence; None: none.
+    `left_padding` [B]: how many of the tokens are not the sentence's: padding before it, in a ring
+    all tokens before it entered; None: none.
     `beam_ancestors` [B, W, L]: which beam wrote token l of beam w; None: there is one beam.
+    `is_ring`: token l is in slot l mod L, so that decoding never ends: sentences of at most L
+    tokens enter at any time (`enter`), in rows of sentences that have ended.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> cache = init_cache(config, batch_size=2, num_beams=3, max_length=5)
@@ -111,6 +121,7 @@ class Cache(struct.PyTreeNode):
     padding_mask: AnyArray | None = None
     left_padding: AnyArray | None = None
     beam_ancestors: jax.Array | None = None
+    is_ring: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def max_length(self) -> int:
@@ -126,8 +137,13 @@ class Cache(struct.PyTreeNode):
         """The mask [B*W, T, L] of the next T tokens: causal, without the padding before."""
         if self.left_padding is None:
             return AttentionMask(causal=True, offset=self.length, from_cache=True)
-        real = jnp.arange(self.max_length)[None] >= self.left_padding[:, None]
-        real = real.repeat(self.num_beams, axis=0)
+        slots = jnp.arange(self.max_length)
+        if self.is_ring:
+            ages = (self.length - slots) % self.max_length
+            real = ages[None] <= (self.length - self.left_padding)[:, None]
+            real, slot = real.repeat(self.num_beams, axis=0), self.length % self.max_length
+            return AttentionMask(offset=slot, padding_mask=real, from_cache=True)
+        real = (slots[None] >= self.left_padding[:, None]).repeat(self.num_beams, axis=0)
         return AttentionMask(causal=True, offset=self.length, padding_mask=real, from_cache=True)
 
     def mask_of_beams(self, mask: AttentionMask, count: int) -> AttentionMask:
@@ -156,8 +172,9 @@ class Cache(struct.PyTreeNode):
         positions = self.length + jnp.arange(count)
         if self.left_padding is None:
             return positions
-        # Padding has no position; 0 keeps it inside the table.
-        positions = jnp.maximum(positions[None] - self.left_padding[:, None], 0)
+        # Padding and what follows an ended sentence have no position: they stay inside the table.
+        positions = positions[None] - self.left_padding[:, None]
+        positions = jnp.clip(positions, 0, self.max_length - 1)
         return positions.repeat(self.num_beams, axis=0)
 
     def advance(self, layers: tuple[LayerCache, ...], count: int) -> "Cache":
@@ -177,12 +194,42 @@ class Cache(struct.PyTreeNode):
                 return self
             ancestors = jnp.zeros((batch, 1, self.max_length), jnp.int32)
         inherited = jnp.take_along_axis(ancestors, parents[:, :, None], axis=1)
-        written = jnp.arange(self.max_length)[None, None] < self.length
+        slots = jnp.arange(self.max_length)[None, None]
+        next_slot = self.length % self.max_length
+        written = slots != next_slot if self.is_ring else slots < self.length
         ancestors = jnp.where(written, inherited, _beam_numbers(beams))
         layers = self.layers
         if beams > layers[0].slots:
             layers = tuple(layer.with_slots(beams) for layer in layers)
         return self.replace(layers=layers, beam_ancestors=ancestors)
+
+    def as_ring(self) -> "Cache":
+        """The cache as a ring, into which sentences enter."""
+        start = jnp.zeros(self.layers[0].groups[0], jnp.int32)
+        return self.replace(length=jnp.asarray(self.length), left_padding=start, is_ring=True)
+
+    def enter(self, rows: Int[Array, " K"], new: "Cache") -> "Cache":
+        """The ring with the sentences of `new`, a cache of the same sizes, in `rows`.
+
+        The tokens that `new` has become the last ones of the ring.
+        """
+        padding = jnp.zeros_like(rows) if new.left_padding is None else new.left_padding
+        start = self.length - (new.length - padding)
+        layers, shift = self.layers, (self.length - new.length) * self.layers[0].slots
+        if not isinstance(new.length, int) or new.length:
+            pairs = zip(layers, new.layers, strict=True)
+            layers = tuple(layer.put(rows, other, shift) for layer, other in pairs)
+        pairs = zip(self.encoder_kv, new.encoder_kv, strict=True)
+        old = self.left_padding, self.padding_mask
+        left_padding, padding_mask = jax.tree.map(
+            lambda x, other: x.at[rows].set(other), old, (start, new.padding_mask)
+        )
+        return self.replace(
+            layers=layers,
+            left_padding=left_padding,
+            encoder_kv=tuple(layer.put(rows, other) for layer, other in pairs),
+            padding_mask=padding_mask,
+        )
 
     def check_room(self, count: int) -> None:
         """Raises `ValueError` if `count` more tokens do not fit.

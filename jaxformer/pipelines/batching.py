@@ -11,9 +11,11 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.config import Learned, NoPositions, Rotary, Sinusoidal
 from jaxformer.decoding import Step
 from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.int8 import Int8
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
@@ -25,6 +27,9 @@ Texts = Iterable[str]
 
 BATCH_SIZE = 64
 """The most texts in a batch."""
+
+# A program's results stay on its device until its last text has ended.
+_MOST_IN_QUEUE = 16
 
 _HEADS = (Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier)
 _MODELS = (DecoderOnly, EncoderDecoder, EncoderOnly, *_HEADS)
@@ -150,6 +155,39 @@ def group_by_length(
 def split_batch(count: int, programs: int, batch_size: int) -> int:
     """The number of items, of `count`, that a program takes: 1, 2, 4, ... or `batch_size`."""
     return min(next_power_of_two(-(-count // programs)), batch_size)
+
+
+def split_queue(count: int, programs: int, rows: int) -> int:
+    """The most items, of `count`, that a program takes if all but `rows` wait for a row."""
+    return min(-(-count // programs), _MOST_IN_QUEUE * rows) if rows > 1 else rows
+
+
+def divide(items: list[Any], rows: int, most: int) -> Iterator[tuple[list[Any], int]]:
+    """`items` in parts of `rows`, or where they wait for a row of up to `most`; the padded sizes.
+
+    Parts with a queue have the same mix of items, because programs run side by side.
+    """
+    if most <= rows or len(items) <= rows:
+        for start in range(0, len(items), rows):
+            yield items[start : start + rows], rows
+        return
+    count = -(-len(items) // most)
+    size = next_power_of_two(-(-len(items) // count))
+    for start in range(count):
+        yield items[start::count], size
+
+
+def can_refill(model: Any, params: Any) -> bool:
+    """Whether `decoding.Queue` serves `model`: on one device, where the order of slots is free.
+
+    A window, ALiBi and relative positions count slots, as another block may.
+    """
+    model = model.model if isinstance(model, Int8) else model
+    if not isinstance(model, DecodingModel) or model.block not in (Block, *REMAT.values()):
+        return False
+    free = NoPositions, Sinusoidal, Learned, Rotary
+    config, devices = model.config, strategy_of(params).mesh.size
+    return type(config.positions) in free and config.attention.window is None and devices == 1
 
 
 def padded_length(length: int, max_len: int) -> int:

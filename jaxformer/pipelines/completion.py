@@ -2,41 +2,39 @@
 
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import replace
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import numpy as np
-from jaxtyping import Array, Int, Key
 
 from jaxformer.decoding import (
     CompletionOptions,
     Hypotheses,
     Prompts,
     SamplingConfig,
-    min_new_tokens,
-    sample,
-    suppress_tokens,
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
     as_given,
+    can_refill,
     check_id,
     check_inputs,
     compile_for,
-    make_step_fn,
+    divide,
     next_power_of_two,
     pad_left,
     pad_right,
     prefix_length,
     sliding_round,
     split_batch,
-    unstacked,
+    split_queue,
 )
-from jaxformer.pipelines.streaming import PartialText, report_tokens, run_streaming
+from jaxformer.pipelines.continuation import Round, continue_ids
+from jaxformer.pipelines.streaming import PartialText, run_streaming
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
@@ -228,56 +226,6 @@ def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[in
     return encoded
 
 
-class Round(NamedTuple):
-    """The inputs of a compiled program that continues B texts."""
-
-    tokens: Int[Array | np.ndarray, "B P"]  # padded at their beginnings
-    left_padding: Int[Array | np.ndarray, " B"]
-    prompts: Prompts
-    rng: Key[Array, ""]
-    callback: Int[Array, ""] | np.integer | None  # its number, if the program reports its tokens
-
-
-@partial(jax.jit, static_argnames=("model", "config", "eos", "length", "known", "chunk"))
-def continue_ids(
-    model: DecoderOnly,
-    params: Any,
-    inputs: Round,
-    *,
-    config: SamplingConfig,
-    eos: tuple[int, ...],
-    length: int,
-    known: int,
-    chunk: int | None = None,
-) -> Hypotheses:
-    """Continues each prompt by at most `length` of the first `known` tokens.
-
-    The prompts are read `chunk` tokens at a time (None: all at once).
-    """
-    batch, size = inputs.tokens.shape
-    model, params = unstacked(model, params)
-    begin = partial(model.apply, {"params": params}, method="init_cache")
-    cache = begin(batch, max_length=size - 1 + length, left_padding=inputs.left_padding)
-    for start in range(0, size - 1, chunk or size):
-        part = inputs.tokens[:, None, :-1][..., start : start + (chunk or size)]
-        # Nothing uses these logits, so the compiler leaves them out.
-        _, cache = model.apply({"params": params}, part, cache, method="decode_step")
-    unknown, callback = range(known, model.config.vocab_size), inputs.callback
-    processors = [suppress_tokens([*unknown, *config.suppress_tokens])] if unknown else []
-    if config.min_new_tokens and eos:  # counted over all rounds
-        processors.append(min_new_tokens(config.min_new_tokens, eos))
-    return sample(
-        make_step_fn(model, params),
-        cache,
-        inputs.prompts,
-        inputs.rng,
-        replace(config, max_new_tokens=length, min_new_tokens=0),
-        eos=eos,
-        logits_processors=processors,
-        stop_fn=None if callback is None else partial(report_tokens, callback),
-    )
-
-
 class _Run(NamedTuple):
     """The values that all batches of a call share."""
 
@@ -294,44 +242,67 @@ class _Run(NamedTuple):
         return split_batch(self.num_texts, self.programs, BATCH_SIZE)
 
     def jobs(self, texts: list[PartialText], *, streams: bool) -> Iterator[_Job]:
-        """Jobs of up to `batch_size` texts; one that `streams` yields each piece at once."""
+        """Jobs of some of `texts`; one that `streams` yields each piece at once."""
         # Of several processes only one would get the tokens: there a round ends first.
         callback = np.int32(0) if streams and jax.process_count() == 1 else None
-        for batch, size, length in self.batches(texts):
-            inputs = partial(self.inputs, batch, size, length, callback)
+        waits = callback is None and can_refill(self.model, self.params)
+        for batch, rows, size, length in self.batches(texts, waits):
+            inputs = partial(self.inputs, batch, rows, size, length, callback)
             settings = {"config": self.config, "eos": batch[0].eos, "length": length}
             # Compiled here, under the caller's settings of JAX, which its threads do not share.
             settings |= {"known": self.known, "chunk": self.options.prefill_chunk}
+            settings |= {"rows": self.batch_size} if rows > self.batch_size else {}
             run = compile_for(self.params, continue_ids, self.model, inputs(), **settings)
             yield partial(_write, run, inputs, batch)
 
-    def batches(self, texts: list[PartialText]) -> Iterator[tuple[list[PartialText], int, int]]:
-        """(up to `batch_size` texts, how many of their last ids the model sees, tokens a round)."""
-        max_len, length = self.model.config.max_len, self.config.max_new_tokens
+    def batches(
+        self, texts: list[PartialText], waits: bool
+    ) -> Iterator[tuple[list[PartialText], int, int, int]]:
+        """(texts, padded number of them, how many of their last ids the model sees, new tokens).
+
+        Where texts may wait for the row of another, a batch has more of them than `batch_size`.
+        """
+        max_len, rows = self.model.config.max_len, self.batch_size
+        length = self.config.max_new_tokens
         order = sorted(texts, key=lambda text: len(text.prompt))
-        fit = sum(len(text.prompt) + length <= max_len for text in texts)
-        for similar in _parts(order[:fit], BATCH_SIZE):
+        count = sum(len(text.prompt) + length <= max_len for text in texts)
+        fit, slide = order[:count], order[count:]
+        most = split_queue(count, self.programs, rows) if waits else rows
+
+        def prefix(text: PartialText) -> int:
+            return prefix_length(len(text.prompt), length, max_len)
+
+        groups = [group for group, _ in divide(fit, BATCH_SIZE, BATCH_SIZE)]
+        if most > rows:  # the prompts of a queue have one padded length
+            groups = [list(group) for _, group in groupby(fit, prefix)]
+        for similar in groups:
             size = max(len(text.prompt) for text in similar)
-            for batch in _parts(similar, self.batch_size):
-                yield batch, size, length
-        for batch in _parts(order[fit:], self.batch_size):
-            yield batch, *sliding_round(max_len)
+            for batch, padded in divide(similar, rows, most):
+                yield _by_id(batch), padded, size, length
+        for batch, padded in divide(slide, rows, rows):
+            yield _by_id(batch), padded, *sliding_round(max_len)
 
     def inputs(
         self,
         batch: list[PartialText],
+        rows: int,
         size: int,
         length: int,
         callback: np.int32 | None,
     ) -> Round:
-        """The inputs of the next round of the texts of `batch`."""
+        """The inputs of the next round of the texts of `batch`, in `rows` rows."""
         contexts, config = [text.context(size) for text in batch], self.config
         prefix = prefix_length(size, length, self.model.config.max_len)
-        tokens = pad_left(contexts, self.batch_size, prefix + 1)
+        tokens = pad_left(contexts, rows, prefix + 1)
+
+        def column(values: list[int]) -> np.ndarray:
+            """[rows] int32, with zeros for rows without a text."""
+            return np.array(values + [0] * (rows - len(values)), np.int32)
+
         prompts = Prompts(
             last_tokens=tokens[:, -1],
-            max_new_tokens=self.column([text.left for text in batch]),
-            example_ids=self.column([text.example_id for text in batch]),
+            max_new_tokens=column([text.left for text in batch]),
+            example_ids=column([text.example_id for text in batch]),
             step_offset=np.int32(max(len(text.ids) for text in batch)),
         )
         if config.repetition_penalty != 1 or config.no_repeat_ngram_size:
@@ -339,16 +310,12 @@ class _Run(NamedTuple):
             # The size is the same in all rounds, so that they are one program.
             prompts_end = max(len(text.prompt) for text in batch)
             most = next_power_of_two(prompts_end + config.max_new_tokens)
-            history = pad_right(texts, self.batch_size, most)
-            lengths = self.column([len(text) for text in texts])
+            history = pad_right(texts, rows, most)
+            lengths = column([len(text) for text in texts])
             prompts = prompts._replace(history=history, history_lengths=lengths)
-        left_padding = self.column([prefix + 1 - len(context) for context in contexts])
+        left_padding = column([prefix + 1 - len(context) for context in contexts])
         rng = jax.random.key(self.options.seed)
         return Round(tokens, left_padding, prompts, rng, callback)
-
-    def column(self, values: list[int]) -> np.ndarray:
-        """[B] int32, with zeros for rows without a text."""
-        return np.array(values + [0] * (self.batch_size - len(values)), np.int32)
 
 
 def _write(
@@ -363,9 +330,8 @@ def _write(
             text.log_probs.extend(log_probs.tolist())
 
 
-def _parts(texts: list[PartialText], size: int) -> Iterator[list[PartialText]]:
-    for start in range(0, len(texts), size):
-        yield sorted(texts[start : start + size], key=lambda text: text.example_id)
+def _by_id(texts: list[PartialText]) -> list[PartialText]:
+    return sorted(texts, key=lambda text: text.example_id)
 
 
 def _run(

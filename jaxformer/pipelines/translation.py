@@ -10,21 +10,24 @@ import numpy as np
 from jaxtyping import Array, Int
 
 from jaxformer.config import Learned, TransformerConfig
-from jaxformer.decoding import Hypotheses, SearchConfig, TranslationOptions, beam_search
+from jaxformer.decoding import Hypotheses, Queue, SearchConfig, TranslationOptions, beam_search
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
     Texts,
     as_given,
+    can_refill,
     check_id,
     check_inputs,
     check_lengths,
     check_texts,
     compile_for,
+    divide,
     group_by_length,
     make_step_fn,
     pad_right,
     split_batch,
+    split_queue,
     unstacked,
 )
 from jaxformer.pretrained.loaded import Loaded
@@ -48,7 +51,7 @@ class Translation(NamedTuple):
     """The log-probability (nats) of each token."""
 
 
-@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"))
+@partial(jax.jit, static_argnames=("model", "search", "bos", "pad", "rows"))
 def translate_ids(
     model: EncoderDecoder,
     params: Any,
@@ -58,22 +61,31 @@ def translate_ids(
     *,
     bos: int = TranslationOptions.bos,
     pad: int = TranslationOptions.pad,
+    rows: int | None = None,
 ) -> Hypotheses:
     """The `search.beam_size` best translations of each row of `source`, padded with `pad`.
 
     Translation b has at most `max_new_tokens[b]` tokens, and all at most `search.max_new_tokens`,
-    which must be given. A pure function: it can be jitted, vmapped (over an ensemble's `params`)
-    and exported.
+    which must be given. With `rows` fewer than B, so many are translated together: when some end,
+    the next take their rows (`Queue`), up to the first with `max_new_tokens` 0. A pure function: it
+    can be jitted, vmapped (over an ensemble's `params`) and exported.
     """
     model, params = unstacked(model, params)
-    cache = model.apply(
-        {"params": params},
-        source,
-        source != pad,
-        max_length=search.max_new_tokens,
-        num_beams=search.beam_size,
-        method="init_cache",
-    )
+
+    def begin(source: Int[Array, "B S"]) -> Any:
+        return model.apply(
+            {"params": params},
+            source,
+            source != pad,
+            max_length=search.max_new_tokens,
+            num_beams=search.beam_size,
+            method="init_cache",
+        )
+
+    cache: Any = begin(source) if rows is None else None
+    if rows is not None:
+        count = (max_new_tokens > 0).sum()
+        cache = Queue(lambda numbers: begin(source[numbers]), count, rows)
     start = jax.numpy.full(source.shape[:1], bos, jax.numpy.int32)
     return beam_search(make_step_fn(model, params), cache, start, max_new_tokens, search)
 
@@ -128,8 +140,8 @@ def translate(
     def compile_batch(batch: SourceBatch) -> Callable[[], Hypotheses]:
         sized = replace(search, max_new_tokens=batch.size)
         arrays = batch.source, batch.max_new_tokens
-        ids = {"bos": options.bos, "pad": options.pad}
-        run = compile_for(loaded.params, translate_ids, loaded.model, *arrays, search=sized, **ids)
+        static = {"search": sized, "bos": options.bos, "pad": options.pad, "rows": batch.rows}
+        run = compile_for(loaded.params, translate_ids, loaded.model, *arrays, **static)
         return lambda: run(*arrays)
 
     sentences = encode_sources(loaded.model, lines, tokenizer, search, options)
@@ -209,6 +221,8 @@ class SourceBatch(NamedTuple):
     max_new_tokens: np.ndarray
     """The most tokens of the translation of each row."""
     size: int
+    rows: int | None
+    """The number of sentences that are translated together; None: all."""
 
 
 def translate_batches(
@@ -227,8 +241,10 @@ def translate_batches(
     config = loaded.model.config
     check_id("bos", options.bos, config.vocab_size)
     count = concurrency(loaded.params)
-    batch_size = split_batch(sum(map(bool, sentences)), count, options.batch_size)
-    batches = list(_batches(sentences, config, search, options, batch_size))
+    total = sum(map(bool, sentences))
+    rows = split_batch(total, count, options.batch_size)
+    most = split_queue(total, count, rows) if can_refill(loaded.model, loaded.params) else rows
+    batches = list(_batches(sentences, config, search, options, rows, most))
     runs = map(compile_batch, batches)
     results = [[Translation("", 0.0, [], [])] for _ in sentences]
     for batch, hypotheses in zip(batches, concurrently(runs, count), strict=True):
@@ -255,11 +271,14 @@ def _batches(
     model_config: TransformerConfig,
     search: SearchConfig,
     options: TranslationOptions,
-    batch_size: int,
+    rows: int,
+    most: int,
 ) -> Iterator[SourceBatch]:
-    """`sentences` in batches of `batch_size`, the longest last."""
-    groups = group_by_length([len(s) for s in sentences], model_config.max_len, batch_size)
-    for indices, size in groups:
+    """`sentences` in batches of `rows`, or up to `most` that wait for a row; the longest last."""
+    groups = group_by_length([len(s) for s in sentences], model_config.max_len, len(sentences))
+    parts = ((*part, size) for group, size in groups for part in divide(group, rows, most))
+    for indices, batch_size, size in parts:
+        indices.reverse()  # The longest begin first, so that rows end together.
         limits = [
             search.max_new_tokens or len(sentences[i]) + options.max_extra_tokens for i in indices
         ]
@@ -270,10 +289,11 @@ def _batches(
                 f"have at most {min(*limits, longest)} tokens: raise max_new_tokens or "
                 "max_extra_tokens"
             )
-        max_new_tokens = np.ones(batch_size, np.int32)
+        max_new_tokens = np.zeros(batch_size, np.int32)
         max_new_tokens[: len(indices)] = limits
         source = pad_right([sentences[i] for i in indices], batch_size, size, options.pad)
-        yield SourceBatch(indices, source, max_new_tokens, longest)
+        waiting = rows if batch_size > rows else None
+        yield SourceBatch(indices, source, max_new_tokens, longest, waiting)
 
 
 def _translations(

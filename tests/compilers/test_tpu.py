@@ -10,15 +10,13 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from experiments import plan
 from experiments.harness import cli, planning
-from jaxformer import AttentionMask, DecoderOnly, SearchConfig, beam_search, make_step_fn
+from jaxformer import DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
-from jaxformer.ops.attention import ATTENTION_FNS
-from jaxformer.ops.dropout import Dropout, DropoutRng
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.hlo import collectives
 
@@ -45,35 +43,6 @@ def test_flash_attention_is_kept_under_every_remat_policy(tpu_devices, remat):
     # the forward kernel runs a second time
     kernels = 2 if remat in ("none", "all_but_attention") else 3
     assert counts(program)["mosaic"] == kernels * CONFIG.num_decoder_layers
-
-
-@pytest.mark.parametrize("topology", ["v5e:2x2", "v5p:2x2x1", "v6e:2x2"])
-@pytest.mark.parametrize("queries, keys, heads, size", [(640, 640, 4, 64), (128, 1152, 6, 128)])
-@pytest.mark.parametrize(
-    "name, kv_heads, kernels, rate",
-    [("tpu_splash", 2, 3, 0.0), ("tpu_flash", 0, 2, 0.0), ("tpu_flash", 0, 2, 0.1)],
-)
-def test_attention_compiles_for_each_chip(
-    tpu_devices, topology, queries, keys, heads, size, name, kv_heads, kernels, rate
-):
-    mesh = Mesh([tpu_devices(topology)[0]], ("data",))
-    where = NamedSharding(mesh, PartitionSpec())
-    q = jax.ShapeDtypeStruct((2, queries, heads, size), jnp.bfloat16, sharding=where)
-    k = jax.ShapeDtypeStruct((2, keys, kv_heads or heads, size), jnp.bfloat16, sharding=where)
-    mask = AttentionMask(causal=True, offset=keys - queries)
-
-    def leaf(*shape):
-        return jax.ShapeDtypeStruct(shape, jnp.uint32, sharding=where)
-
-    def loss(q, k, v, dropout_rng):
-        dropout = Dropout(dropout_rng, "weights", rate)
-        out = ATTENTION_FNS[name](q, k, v, mask, scale=0.125, dropout=dropout)
-        return jnp.sum(out.astype(jnp.float32))
-
-    dropout_rng = DropoutRng(leaf(2), leaf(2)) if rate else None
-    with jax.set_mesh(mesh):
-        program = jax.jit(jax.grad(loss, (0, 1, 2))).lower(q, k, k, dropout_rng).compile()
-    assert counts(program)["mosaic"] == kernels
 
 
 def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):

@@ -25,7 +25,7 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stack import unstack_blocks
 from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream, streaming
-from jaxformer.pipelines.completion import Round, continue_ids
+from jaxformer.pipelines.continuation import Round, continue_ids
 from jaxformer.pipelines.streaming import PartialText
 from jaxformer.pretrained import Loaded
 from jaxformer.runtime import concurrency

@@ -63,7 +63,7 @@ class TrainingConfig(LoraOptions):
     average_checkpoints: int = 5
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
     attention_fn: str = "reference"
-    """Function of attention: reference, blockwise, cudnn, gpu_flash, tpu_flash, tpu_splash,
+    """Function of attention: reference, blockwise, cudnn, gpu_flash, tpu_flash,
     auto (by shape), or your own as package.module:name."""
     model: str = ""
     """Your own model as package.module:name, made and called as the experiment's is; empty: that

@@ -18,8 +18,7 @@ trained with it can decode. `AutoAttention` selects a function for each call and
 | `blockwise` | all, memory linear in T + S | |
 | `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
 | `gpu_flash` | NVIDIA | bias, soft cap, explicit masks, heads of more than 128 |
-| `tpu_splash` | TPU | bias, dropout, lengths not divisible by 128 |
-| `tpu_flash` | TPU | what `tpu_splash` does not, soft cap, windows, grouped or over 4,096 queries |
+| `tpu_flash` | TPU | bias, explicit masks, lengths below 512 not divisible by 128 |
 """
 
 from jaxformer.ops.attention.blockwise import blockwise
@@ -36,7 +35,6 @@ from jaxformer.ops.attention.selection import (
 )
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceFunction, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import tpu_flash
-from jaxformer.ops.attention.tpu_splash import tpu_splash
 
 __all__ = [
     "ATTENTION_FNS",
@@ -53,5 +51,4 @@ __all__ = [
     "reference",
     "select",
     "tpu_flash",
-    "tpu_splash",
 ]

@@ -13,7 +13,6 @@ from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import AttentionSpec, DeviceFunction, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import tpu_flash
-from jaxformer.ops.attention.tpu_splash import tpu_splash
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask
 
@@ -47,7 +46,7 @@ class AttentionFn(Protocol):
 
 
 DEVICE_FUNCTIONS: dict[str, DeviceFunction] = {
-    function.name: function for function in (cudnn, gpu_flash, tpu_flash, tpu_splash)
+    function.name: function for function in (cudnn, gpu_flash, tpu_flash)
 }
 """The functions for one kind of device, the fastest first."""
 
@@ -112,7 +111,6 @@ def select(
       not blockwise: it supports this call, but tpu_flash comes first
       not cudnn: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
       not gpu_flash: it needs an NVIDIA GPU of the Ampere generation or later, not tpu (TPU v5 lite)
-      not tpu_splash: it supports this call, but tpu_flash comes first
     """
     device = DeviceInfo.current() if device is None else device
     reasons = {

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.attention import blockwise, reference, tpu_flash, tpu_splash
+from jaxformer.ops.attention import blockwise, reference, tpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -53,7 +53,9 @@ class Case:
             "all": AttentionMask(),
             "causal": AttentionMask(causal=True),
             "offset": AttentionMask(causal=True, offset=keys - queries),
-            "window": AttentionMask(causal=True, offset=2, window=3),
+            "window": AttentionMask(
+                causal=True, offset=max(keys - queries, 2), window=3 + keys // 9
+            ),
             "padding": AttentionMask(padding_mask=valid),
             "holes": AttentionMask(padding_mask=spread),
             "segments": AttentionMask(**segments),
@@ -158,54 +160,33 @@ def test_reference_is_the_formula_and_its_gradients(case, assert_equal):
     check(reference, case, assert_equal)
 
 
-def of_tpus(mask, dtype="float32", heads=(4, 2), cap=None):
-    """A case of lengths that splash attention supports."""
-    return Case((128, 256), heads, (16, 8), mask, dtype, 0, 0.0, 128, cap)
+def on_tpu(sizes, heads, widths, mask="causal", dtype="float32", rate=0.0, cap=None):
+    """A case of lengths that the TPU's kernel supports."""
+    return Case(sizes, heads, widths, mask, dtype, 0, rate, 128, cap)
 
 
+# Heads in groups of 128 lanes, groups that share keys, and padding of lanes, heads and lengths.
 TPU_GRID = [
-    of_tpus("packed", cap=1.5),
+    on_tpu((128, 384), (4, 2), (64, 64), "packed", rate=0.3),
+    on_tpu((128, 384), (2, 1), (96, 80), "window", cap=1.5),
     *(
         pytest.param(case, marks=pytest.mark.slow)
         for case in (
-            of_tpus("all", "bfloat16", (3, 3)),
-            of_tpus("offset", "bfloat16", (4, 1)),
-            of_tpus("window"),
-            of_tpus("holes", heads=(2, 1)),
-            of_tpus("segments"),
+            on_tpu((128, 640), (6, 2), (32, 24), "window", cap=1.5),
+            on_tpu((256, 384), (1, 1), (256, 256), "all"),
+            on_tpu((256, 384), (12, 4), (32, 32), "offset", "bfloat16"),
+            on_tpu((384, 384), (2, 2), (64, 64), cap=0.7),
+            on_tpu((256, 384), (3, 1), (128, 128), "holes"),
+            on_tpu((256, 384), (8, 8), (16, 16), "segments", "bfloat16", 0.1),
+            on_tpu((521, 521), (5, 5), (80, 40), rate=0.1),
+            on_tpu((521, 643), (8, 1), (64, 64), "all"),
+            on_tpu((641, 521), (6, 2), (48, 48), "packed", "bfloat16", 0.1),
+            on_tpu((256, 128), (3, 3), (11, 7), "window", "bfloat16"),
         )
     ),
 ]
-
-
-def side_by_side(mask, dtype, heads, width, sizes=(256, 384), rate=0.0):
-    """A case of heads that fill groups of lanes."""
-    return Case(sizes, (heads, heads), (width, width), mask, dtype, 0, rate, 128)
-
-
-SIDE_BY_SIDE_GRID = [
-    side_by_side("packed", "float32", 4, 64, rate=0.3),
-    *(
-        pytest.param(case, marks=pytest.mark.slow)
-        for case in (
-            side_by_side("all", "float32", 1, 256),
-            side_by_side("offset", "bfloat16", 12, 32),
-            side_by_side("causal", "float32", 2, 64, (384, 384)),
-            side_by_side("holes", "float32", 3, 128),
-            side_by_side("segments", "bfloat16", 8, 16, rate=0.1),
-            side_by_side("causal", "float32", 2, 64, (521, 521), 0.1),
-            side_by_side("all", "float32", 2, 64, (521, 643)),
-            side_by_side("packed", "bfloat16", 4, 32, (641, 521), 0.1),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize("case", SIDE_BY_SIDE_GRID, ids=lambda case: f"{case.mask}-{case.dtype}")
-def test_flash_attention_of_tpus_is_the_formula_and_its_gradients(case, assert_equal):
-    check(partial(tpu_flash, interpret=True), case, assert_equal)
 
 
 @pytest.mark.parametrize("case", TPU_GRID, ids=lambda case: f"{case.mask}-{case.dtype}")
-def test_splash_attention_is_the_formula_and_its_gradients(case, assert_equal):
-    check(partial(tpu_splash, interpret=True), case, assert_equal)
+def test_flash_attention_of_tpus_is_the_formula_and_its_gradients(case, assert_equal):
+    check(partial(tpu_flash, interpret=True), case, assert_equal)

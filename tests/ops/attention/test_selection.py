@@ -40,8 +40,6 @@ SPEC = AttentionSpec(
 )
 CROSS = replace(SPEC, causal=False, queries=33, keys=47)
 
-PAIRED = replace(SPEC, kv_heads=12)
-
 
 def mesh_of(kind, platform):
     """A mesh of one device that is only compiled for."""
@@ -93,25 +91,18 @@ UNSUPPORTED = {
         (replace(SPEC, dtype="float64"), HOPPER, "float32, not float64"),
         (replace(SPEC, queries=15), HOPPER, "fewer than 16 queries to reference"),
     ],
-    "tpu_splash": [
+    "tpu_flash": [
         (SPEC, HOPPER, "needs a TPU, not gpu (NVIDIA H100)"),
         (replace(SPEC, bias=True), TPU, "does not support a bias on the logits"),
-        (replace(SPEC, dropout=0.1), TPU, "does not support dropout on attention weights"),
         (replace(SPEC, explicit=True), TPU, "such as that of a prefix LM"),
         (replace(SPEC, offset=None), TPU, "an offset known only at run time"),
-        (replace(SPEC, keys=200), TPU, "multiples of 128 (pad them)"),
         (replace(SPEC, dtype="float16"), TPU, "float32 and bfloat16, not float16"),
-    ],
-    "tpu_flash": [
-        (PAIRED, HOPPER, "needs a TPU, not gpu (NVIDIA H100)"),
-        (replace(PAIRED, value_size=32), TPU, "as large as keys, not 64 and 32"),
-        (SPEC, TPU, "needs as many heads of keys as of queries, not 6"),
-        (replace(PAIRED, softcap=50.0), TPU, "does not support a soft cap on the logits"),
-        (replace(PAIRED, window=5), TPU, "does not support a window"),
-        (replace(PAIRED, heads=5, kv_heads=5), TPU, "but a device has 5 heads of 64"),
-        (replace(PAIRED, key_size=48, value_size=48), TPU, "but a device has 12 heads of 48"),
-        (replace(PAIRED, queries=8192, keys=8192), TPU, "at most 4096 queries, but T=8192"),
-        (replace(PAIRED, keys=200), TPU, "needs lengths from 512 on, or multiples of 128, not 200"),
+        (replace(SPEC, keys=200), TPU, "needs lengths from 512 on, or multiples of 128, not 200"),
+        (
+            replace(SPEC, key_size=2**15, dtype="float32"),
+            TPU,
+            "needs more memory on the chip for heads of 32768",
+        ),
     ],
 }
 
@@ -136,15 +127,6 @@ def test_all_reasons_are_given_with_the_call_and_a_cure():
         "bfloat16 and float16, not float32: use 'reference' or 'blockwise' (the call is B=1 T=16 "
         "S=16 N=1 K=1 H=8 Hv=8 float32 dropout=0.1)"
     )
-
-
-def test_a_mesh_decides_how_many_heads_fill_the_lanes():
-    spec = replace(SPEC, heads=4, kv_heads=4)
-    mesh = jax.sharding.AbstractMesh((4,), ("tensor",), (jax.sharding.AxisType.Auto,))
-    assert select(spec, TPU).name == "tpu_flash"
-    with jax.sharding.use_abstract_mesh(mesh):
-        assert select(spec, TPU).name == "tpu_splash"  # one head of 64 on each device
-        assert select(replace(spec, heads=6, kv_heads=6), TPU).name == "tpu_flash"  # not divided
 
 
 @pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
@@ -203,9 +185,8 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
         (SPEC, HOPPER, "cudnn"),
         (replace(CROSS, padding_mask=True), AMPERE, "cudnn"),
         (replace(SPEC, key_size=256, value_size=256), HOPPER, "cudnn"),
-        (SPEC, TPU, "tpu_splash"),
-        (replace(SPEC, kv_heads=12), TPU, "tpu_flash"),
-        (replace(SPEC, segments=True, padding_mask=True, value_size=32), TPU, "tpu_splash"),
+        (SPEC, TPU, "tpu_flash"),
+        (replace(SPEC, segments=True, padding_mask=True, value_size=32), TPU, "tpu_flash"),
         (SPEC, CPU, "reference"),
         (replace(SPEC, queries=1024, keys=1024), CPU, "reference"),
         (replace(SPEC, queries=2048, keys=2048), CPU, "blockwise"),
@@ -253,7 +234,7 @@ def test_auto_attention_selects_for_this_device(rng, assert_equal):
 
 
 @pytest.mark.slow
-def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward():
+def test_flash_attention_is_lowered_for_a_tpu_forward_and_backward():
     auto = AutoAttention()
     q, k = (jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))
     segments = np.arange(256).reshape(1, -1).repeat(2, axis=0) // 100
@@ -265,9 +246,8 @@ def test_splash_attention_is_lowered_for_a_tpu_forward_and_backward():
     with jax.sharding.use_abstract_mesh(MESH_OF_TPUS):
         traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
-    # forward, the queries' gradient, that of keys and values
-    assert text.count("tpu_custom_call") == 3
-    assert [selection.name for selection in auto.selections] == ["tpu_splash"]
+    assert text.count("tpu_custom_call") == 2  # forward, the three gradients
+    assert [selection.name for selection in auto.selections] == ["tpu_flash"]
 
 
 def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
