@@ -7,7 +7,6 @@ in stages, each along one axis.
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -20,6 +19,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxformer.errors import ConfigError
+from jaxformer.ops.partitioning import partitioned
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten
 from jaxformer.training.train_step import Batch, GradientSums, accumulate, loss_and_gradient
@@ -98,11 +98,11 @@ class Gathering(NamedTuple):
 
     def _boxes(self, params: Params, box: "type[GatheredAtUse]") -> Params:
         """`params` with each that is divided in a `box`."""
-        return jax.tree.map(
-            lambda part, spec: box(part, spec, self.dtype, self.stages) if _divided(spec) else part,
-            params,
-            self.specs,
-        )
+
+        def boxed(part: jax.Array, spec: PartitionSpec) -> Any:
+            return box(part, spec, self.dtype, self.stages) if _is_gathered(spec) else part
+
+        return jax.tree.map(boxed, params, self.specs)
 
     def _check_reads(self, loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> None:
         """Raises `ConfigError` for a loss that depends on a part other than by gathering it.
@@ -177,24 +177,24 @@ def check_gather_at(gather_at: str) -> None:
 
 def batch_spec(spec: PartitionSpec) -> PartitionSpec:
     """`spec` with no other axes than `BATCH_AXES`."""
-    return PartitionSpec(*_select_axes(spec, lambda axis: axis in BATCH_AXES))
+    return PartitionSpec(*_select_axes(spec, BATCH_AXES))
 
 
 def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:
-    """The whole parameter that `spec` divides; one that is divided is moved in `dtype`."""
-    if not _divided(spec):
+    """The parameter that `spec` divides, whole along all axes but "tensor"; moved in `dtype`."""
+    if not _is_gathered(spec):
         return part
     whole = part if dtype is None else part.astype(dtype)
     for dimension, axes in _divided(spec):
         whole = jax.lax.all_gather(whole, axes, axis=dimension, tiled=True)
-    return _constrain(whole, spec)
+    return _constrain(whole, spec, ("tensor",))
 
 
 def _scatter(gradient: jax.Array, spec: PartitionSpec, stages: Stages = ()) -> jax.Array:
     """This device's part of the sum of `gradient` over the devices that divide the parameter."""
-    if not _divided(spec):
+    if not _is_gathered(spec):
         return gradient
-    gradient = _constrain(gradient, spec)
+    gradient = _constrain(gradient, spec, ("sequence", "tensor"))
     for dimension, axes in _divided(spec):
         gradient = sum_and_divide(gradient, dimension, axes, stages if axes == ("fsdp",) else ())
     return gradient
@@ -224,22 +224,28 @@ def _gather_at_use_backward(spec, dtype, stages, _, gradient):
 _gather_at_use.defvjp(_gather_at_use_forward, _gather_at_use_backward)
 
 
-def _constrain(whole: jax.Array, spec: PartitionSpec) -> jax.Array:
-    """`whole` divided as `spec` says along the axes that XLA partitions."""
-    others = _select_axes(spec, lambda axis: axis not in BATCH_AXES)
-    return jax.lax.with_sharding_constraint(whole, PartitionSpec(*others)) if any(others) else whole
+def _constrain(x: jax.Array, spec: PartitionSpec, axes: tuple[str, ...]) -> jax.Array:
+    """`x` divided as `spec` says along those of `axes`; XLA partitions along these."""
+    if not partitioned():
+        return x
+    return jax.lax.with_sharding_constraint(x, PartitionSpec(*_select_axes(spec, axes)))
 
 
 def _divided(spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
     """The dimensions that `BATCH_AXES` divide, each with the axes that divide it."""
-    dividing = enumerate(_select_axes(spec, lambda axis: axis in BATCH_AXES))
+    dividing = enumerate(_select_axes(spec, BATCH_AXES))
     return [(dimension, axes) for dimension, axes in dividing if axes]
 
 
-def _select_axes(spec: PartitionSpec, is_wanted: Callable[[str], bool]) -> list[tuple[str, ...]]:
-    """The wanted mesh axes of each dimension."""
+def _is_gathered(spec: PartitionSpec) -> bool:
+    """Whether a parameter is gathered for the loss; along "tensor" it stays divided."""
+    return any(_select_axes(spec, (*BATCH_AXES, "sequence")))
+
+
+def _select_axes(spec: PartitionSpec, wanted: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Those of the `wanted` mesh axes that divide each dimension."""
     groups = (axes if isinstance(axes, tuple) else (axes,) for axes in spec)
-    return [tuple(axis for axis in group if axis and is_wanted(axis)) for group in groups]
+    return [tuple(axis for axis in group if axis in wanted) for group in groups]
 
 
 def torus_stages(mesh: Mesh) -> Stages:

@@ -14,21 +14,22 @@ from jaxformer.errors import ConfigError
 Device = Any
 """A `jax.Device`; JAX declares no type for it."""
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "sequence", "tensor")
 """The axes of a mesh.
 
-"data" divides the rows of a batch, "fsdp" divides rows and parameters, "tensor" divides heads, the
-feed-forward size F and the vocabulary V.
+"data" divides the rows of a batch, "fsdp" divides rows and parameters, "sequence" divides the
+positions of each row and parameters, in attention the heads (Jacobs et al. 2023), "tensor" divides
+heads, the feed-forward size F and the vocabulary V.
 """
 
 
 def parse_mesh(text: str) -> dict[str, int]:
-    """The sizes of all three axes in "data=2,fsdp=2,tensor=2"; an absent axis has size 1.
+    """The sizes of all four axes in "data=2,fsdp=2,tensor=2"; an absent axis has size 1.
 
     Raises `ConfigError` for an unknown or repeated axis and for a size that is not 1 or more.
 
     >>> parse_mesh("data=2,tensor=4")
-    {'data': 2, 'fsdp': 1, 'tensor': 4}
+    {'data': 2, 'fsdp': 1, 'sequence': 1, 'tensor': 4}
     """
     sizes: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
@@ -52,7 +53,7 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
     number of slices does not divide the data axis.
 
     >>> dict(make_mesh("data=1", jax.devices()[:1]).shape)
-    {'data': 1, 'fsdp': 1, 'tensor': 1}
+    {'data': 1, 'fsdp': 1, 'sequence': 1, 'tensor': 1}
     """
     sizes = parse_mesh(text)
     devices = jax.devices() if devices is None else list(devices)
@@ -71,12 +72,12 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
             f"the chips are in {len(slices)} slices, between which only the data axis may lie, but "
             f"data={sizes['data']}: give a multiple of {len(slices)}"
         )
-    shape = sizes["data"] // len(slices), sizes["fsdp"], sizes["tensor"]
+    shape = (sizes["data"] // len(slices), *(sizes[axis] for axis in AXES[1:]))
     parts = [_arrange(shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def _arrange(shape: tuple[int, int, int], devices: Sequence[Device]) -> np.ndarray:
+def _arrange(shape: tuple[int, ...], devices: Sequence[Device]) -> np.ndarray:
     """The devices of one slice, or of none, as an array of `shape`."""
     if max(shape) == len(devices) and hasattr(devices[0], "coords"):
         # JAX would lay a ring through a TPU's torus; lines of it can be joined in stages.

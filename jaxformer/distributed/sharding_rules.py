@@ -109,13 +109,13 @@ def _by_name(
     """The mesh axes of each dimension, by the names of the parameter's axes."""
     names = (*parameter.inputs, *parameter.outputs)
     entries = _divide(path, shape, [rules.get(name) for name in names], sizes, names)
-    is_kept = any(rules.get(name, "") is None for name in names)
-    if parameter.inputs and not is_kept and sizes["fsdp"] > 1 and "fsdp" not in mesh_axes(entries):
-        free = [
-            i for i, axis in enumerate(entries) if axis is None and not shape[i] % sizes["fsdp"]
-        ]
-        if free:
-            entries[max(free, key=lambda i: shape[i])] = "fsdp"
+    if not parameter.inputs or any(rules.get(name, "") is None for name in names):
+        return entries
+    for axis in ("fsdp", "sequence"):
+        parts = sizes.get(axis, 1)
+        free = [i for i, taken in enumerate(entries) if taken is None and not shape[i] % parts]
+        if free and parts > 1 and axis not in mesh_axes(entries):
+            entries[max(free, key=lambda i: shape[i])] = axis
     return entries
 
 

@@ -43,7 +43,7 @@ class Strategy(DividedRows):
     """A mesh of devices, and how a state is divided over it.
 
     `single`, `replicated` and `sharded` create one. A state has the same global shapes under each.
-    The mesh axes data and fsdp divide the rows of a batch, fsdp and tensor divide parameters.
+    The mesh axes data and fsdp divide the rows of a batch, fsdp, sequence and tensor parameters.
 
     Attributes:
       mesh: the devices that programs are compiled for.
@@ -206,7 +206,7 @@ class Strategy(DividedRows):
     ) -> Callable[..., Any]:
         """`function(params, batch, ...)`, each device with its parts of the parameters and rows.
 
-        XLA partitions what is computed along the tensor axis.
+        XLA partitions what is computed along the other axes.
         """
         if not self._axes:
             return function
@@ -218,7 +218,7 @@ class Strategy(DividedRows):
                 mesh=self.mesh,
                 in_specs=(jax.tree.map(batch_spec, specs), rows, *[PartitionSpec()] * len(rest)),
                 out_specs=jax.tree.map(batch_spec, out_specs),
-                axis_names={*(BATCH_AXES if self.mesh.shape["tensor"] > 1 else AXES)},
+                axis_names={*(BATCH_AXES if self.mesh.size > self.num_shards else AXES)},
                 check_vma=False,
             )(params, batch, *rest)
 
@@ -279,7 +279,7 @@ def sharded(
     axes: ModelAxes | None = None,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
 ) -> Strategy:
-    """The state divided over `mesh`, whose axes are named data, fsdp and tensor.
+    """The state divided over `mesh`, whose axes are named as those of `AXES`.
 
     `rules` say which mesh axis divides each axis of a parameter, by the names in `axes`, those of
     `parameter_axes(model)` (see also `Strategy.for_model`); `{**RULES, "vocab": None}` changes one.

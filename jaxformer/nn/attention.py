@@ -18,6 +18,7 @@ from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dense import dense_dot_general
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask, check_mask
+from jaxformer.ops.partitioning import divide_heads, gather_heads
 
 
 class MultiHeadAttention(nn.Module):
@@ -136,7 +137,9 @@ class MultiHeadAttention(nn.Module):
         scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
         options |= {} if self.softcap is None else {"softcap": self.softcap}
         check_mask(mask)
-        return self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+        q, k, v = divide_heads(q, k, v)
+        heads = self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+        return gather_heads(heads)
 
     @nn.compact
     def project(

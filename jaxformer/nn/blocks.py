@@ -19,6 +19,7 @@ from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.attention.spec import FLASH_RESIDUALS
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.partitioning import divide_positions, gather_positions
 
 
 class Block(nn.Module):
@@ -137,12 +138,14 @@ class Block(nn.Module):
 
     def sublayer_input(self, part: str, x: jax.Array) -> jax.Array:
         """The input of the sub-layer `part`."""
-        return x if self.norm_options.placement == "post" else getattr(self, f"{part}_norm")(x)
+        x = x if self.norm_options.placement == "post" else getattr(self, f"{part}_norm")(x)
+        return gather_positions(x)
 
     def add_residual(
         self, part: str, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
     ) -> jax.Array:
         """The residual sum of `x` and the output `y` of the sub-layer `part`."""
+        y = divide_positions(y)
         if self.norm_options.placement == "sandwich":
             y = getattr(self, f"{part}_post_norm")(y)
         x = x + getattr(self, f"{part}_dropout")(y, dropout_rng)

@@ -19,6 +19,7 @@ from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask
+from jaxformer.ops.partitioning import divide_positions, gather_positions
 
 STACKED = "stacked_blocks"
 """The name of the subtree of parameters whose leaves have a leading layer axis."""
@@ -161,7 +162,7 @@ class Stack(nn.Module):
             self._check_rngs()
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self.add_positions(x, mask, positions, length)
-        x = self.dropout(x, dropout_rng)
+        x = self.dropout(divide_positions(x), dropout_rng)
         full, windowed = mask, self._with_window(mask)
         layers: tuple[LayerCache, ...] = ()
         if cache is not None:
@@ -182,6 +183,7 @@ class Stack(nn.Module):
 
         x, layers = self.apply_blocks(apply, x, layers, encoder_kv, dropout_rng)
         x = self.final_norm(x) if self.config.norm.placement != "post" else x
+        x = gather_positions(x)
         return x, None if cache is None else cache.advance(layers, x.shape[1])
 
     def add_positions(

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.ops.partitioning import partitioned
+
 
 def cross_entropy(
     logits: Float[Array, "*shape V"],
@@ -43,14 +45,16 @@ def chunked_cross_entropy(
     *,
     chunk: int,
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`cross_entropy` of `lm_head(hidden)`, with the logits of at most `chunk` tokens at a time.
+    """`cross_entropy` of `lm_head(hidden)`, with the logits of `chunk` tokens at a time.
 
+    A device that has some of the positions computes at most `chunk` tokens of its own at a time.
     The gradient goes to `hidden` and to all arrays that `lm_head` uses, such as parameters. It is
     computed in the forward pass; the backward pass only scales it. Forward-mode derivatives
     (`jax.jvp`) are not supported. Raises `ValueError` for `chunk` below 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk}, but it must be at least 1 token")
+    chunk *= partitioned(("sequence",)).get("sequence", 1)  # each device has a part of a chunk
     count = -(-labels.size // chunk)
     split = partial(_split, count=count, size=-(-labels.size // count))
     flat = hidden.reshape(labels.size, -1), labels.reshape(-1), loss_mask.reshape(-1)

@@ -11,6 +11,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float, Float32, Int8, Num
 
+from jaxformer.ops.partitioning import partitioned
+
 Axes = tuple[Sequence[int], Sequence[int]]
 
 # The number of parts of a product of one vector with a matrix. On a CPU, XLA computes the whole
@@ -63,7 +65,9 @@ def dense_dot_general(
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
     size = math.prod(kernel.shape[:count])
     vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
-    if vectors.shape[0] == 1 and size % _PARTS == 0:
+    if math.prod(partitioned().values()) > 1:  # rows times positions cannot be divided by position
+        out = jnp.matmul(x.reshape(*x.shape[: x.ndim - count], size), matrix, precision=precision)
+    elif vectors.shape[0] == 1 and size % _PARTS == 0:
         in_parts = partial(_multiply_in_parts, precision=precision)
         multiply = partial(jnp.matmul, precision=precision)
         padded = partial(padded_matmul, precision=precision)

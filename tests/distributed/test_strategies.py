@@ -7,7 +7,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -69,9 +70,26 @@ WRITER = DecoderOnly(
     ),
     block=REMAT["blocks"],
 )
+READER = DecoderOnly(
+    replace(
+        WRITER.config,
+        d_ff=16,
+        num_heads=4,
+        num_decoder_layers=2,
+        attention=AttentionOptions(num_kv_heads=2, dropout_rate=0.1),
+    )
+)
+SCANNED_READER = READER.clone(config=replace(READER.config, scan_layers=True))
 LAYOUTS = {
     "translator": ("one", "accumulated", "replicated", "partitioned"),
-    "writer": ("one", "partitioned", "gathered_at_use"),
+    "writer": ("one", "partitioned", "gathered_at_use", "odd_length"),
+    "reader": ("one", "sequence"),
+    "scanned_reader": ("one", "sequence_and_tensor"),
+}
+MESHES = {
+    "odd_length": "data=2,fsdp=2,sequence=2",
+    "sequence": "fsdp=2,sequence=4",
+    "sequence_and_tensor": "fsdp=2,sequence=2,tensor=2",
 }
 PLACES = [(case, name) for case, names in LAYOUTS.items() for name in names]
 OTHERS = [(case, name) for case, name in PLACES if name != "one"]
@@ -87,15 +105,15 @@ def pairs(seed: int) -> PairBatch:
     return PairBatch(source, target, np.arange(ROWS, dtype=np.int32))
 
 
-def texts(seed: int) -> StreamBatch:
+def texts(seed: int, length: int = 7) -> StreamBatch:
     """16 rows of two documents each, with ragged ends."""
     rng = np.random.default_rng(seed)
-    tokens = rng.integers(3, 22, size=(ROWS, 8)).astype(np.int32)
-    place = np.arange(8, dtype=np.int32)[None, :]
-    cut = rng.integers(1, 7, size=(ROWS, 1)).astype(np.int32)
+    tokens = rng.integers(3, 22, size=(ROWS, length + 1)).astype(np.int32)
+    place = np.arange(length + 1, dtype=np.int32)[None, :]
+    cut = rng.integers(1, length, size=(ROWS, 1)).astype(np.int32)
     segments = 1 + (place >= cut).astype(np.int32)
     positions = np.where(place >= cut, place - cut, place)
-    inside = np.arange(7)[None, :] < rng.integers(2, 8, size=(ROWS, 1))
+    inside = np.arange(length)[None, :] < rng.integers(2, length + 1, size=(ROWS, 1))
     valid = (segments[:, 1:] == segments[:, :-1]) & inside
     return StreamBatch(tokens, valid, np.arange(ROWS, dtype=np.int32), segments, positions)
 
@@ -103,6 +121,12 @@ def texts(seed: int) -> StreamBatch:
 CASES = {
     "translator": (TRANSLATOR, seq2seq_loss(TRANSLATOR, pad=0, label_smoothing=0.1), pairs),
     "writer": (WRITER, causal_loss(WRITER, loss_chunk=5), texts),
+    "reader": (READER, causal_loss(READER, loss_chunk=5), partial(texts, length=12)),
+    "scanned_reader": (
+        SCANNED_READER,
+        causal_loss(SCANNED_READER, loss_chunk=5),
+        partial(texts, length=12),
+    ),
 }
 
 
@@ -133,8 +157,8 @@ def layout(name: str) -> tuple[Any, dict[str, Any]]:
     if name == "replicated":
         return replicated(jax.devices()[:4]), {}
     at_use = {"gather_at": "use", "grad_accumulation": 2}
-    devices = sharded(make_mesh("data=2,fsdp=2,tensor=2"))
-    return devices, at_use if name != "partitioned" else {}
+    devices = sharded(make_mesh(MESHES.get(name, "data=2,fsdp=2,tensor=2")))
+    return devices, at_use if name in ("gathered_at_use", "sequence") else {}
 
 
 def train(case: str, name: str, steps: int) -> dict[str, Any]:
@@ -579,9 +603,10 @@ def test_another_time_to_gather_is_refused():
 
 
 def test_a_mesh_is_read_from_text():
-    assert parse_mesh("data=2, fsdp=3,tensor=5") == {"data": 2, "fsdp": 3, "tensor": 5}
-    assert parse_mesh("tensor=4") == {"data": 1, "fsdp": 1, "tensor": 4}
-    assert parse_mesh("") == {"data": 1, "fsdp": 1, "tensor": 1}
+    one = dict.fromkeys(("data", "fsdp", "sequence", "tensor"), 1)
+    assert parse_mesh("data=2, fsdp=3,tensor=5") == one | {"data": 2, "fsdp": 3, "tensor": 5}
+    assert parse_mesh("tensor=4,sequence=3") == one | {"tensor": 4, "sequence": 3}
+    assert parse_mesh("") == one
 
 
 @dataclass(frozen=True)
@@ -597,7 +622,7 @@ CHIPS = [Chip(index, (x, y, 0)) for index in (1, 0) for x in (0, 1) for y in (0,
 
 def test_only_the_data_axis_goes_from_one_slice_to_the_other():
     mesh = make_mesh("data=2,fsdp=6", CHIPS)
-    assert [[chip.slice_index for chip in row] for row in mesh.devices[..., 0]] == [
+    assert [[chip.slice_index for chip in row] for row in mesh.devices[..., 0, 0]] == [
         [0] * 6,
         [1] * 6,
     ]
@@ -609,12 +634,15 @@ def test_only_the_data_axis_goes_from_one_slice_to_the_other():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("model=2", "mesh axis 'model' is unknown: give data, fsdp, tensor"),
+        ("model=2", "mesh axis 'model' is unknown: give data, fsdp, sequence, tensor"),
         ("data", "'data' has no size: give data=N"),
         ("data=two", "'data=two' has no size"),
         ("data=0", "'data=0' has no size"),
         ("data=2,data=2", "'data' appears twice"),
-        ("data=2,fsdp=3", "data=2 x fsdp=3 x tensor=1 needs 6 devices, but there are 1"),
+        (
+            "data=2,fsdp=3",
+            "data=2 x fsdp=3 x sequence=1 x tensor=1 needs 6 devices, but there are 1",
+        ),
     ],
 )
 def test_a_mesh_that_cannot_be_is_refused(text, message):
@@ -623,7 +651,7 @@ def test_a_mesh_that_cannot_be_is_refused(text, message):
 
 
 def test_a_mesh_with_other_axes_is_refused():
-    with pytest.raises(ConfigError, match="axes batch, but only data, fsdp, tensor are supported"):
+    with pytest.raises(ConfigError, match="axes batch, but only data, fsdp, sequence, tensor are"):
         sharded(jax.make_mesh((1,), ("batch",)))
 
 

@@ -439,7 +439,7 @@ def test_the_command_prints_the_plan(output):
 def test_what_does_not_divide_ends_with_code_2_and_one_sentence(output):
     assert [line for line in output[0] if line.startswith("code")] == 2 * ["code 2"]
     places, heads = (line for line in output[1] if line.startswith("error: "))
-    assert "data=2 x fsdp=1 x tensor=3 needs 6 devices, but there are 8" in places
+    assert "data=2 x fsdp=1 x sequence=1 x tensor=3 needs 6 devices, but there are 8" in places
     assert "tensor=8 does not divide" in heads
 
 

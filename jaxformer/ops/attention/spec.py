@@ -1,5 +1,6 @@
 """The facts that decide which functions compute a call, and functions of one kind of device."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -13,6 +14,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import AttentionMask, check_mask
+from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
 FLASH_RESIDUALS = "flash_attention"
 """The `checkpoint_name` of what a flash attention keeps for its backward pass besides its inputs:
@@ -184,19 +186,20 @@ def on_mesh(
 ) -> Callable[..., Array]:
     """`attend`, mapped over the devices of the current mesh.
 
-    XLA does not divide a Pallas call, so `jax.shard_map` does. If the mesh axis "tensor" divides
-    the number of heads, each device computes its own heads. `heads` is the axis of the heads in
-    each argument (None: it has none), `out` that in the result.
+    XLA does not divide a Pallas call, so `jax.shard_map` does. If the mesh axes "tensor" and
+    "sequence" divide the number of heads, each device computes its own heads. `heads` is the axis
+    of the heads in each argument (None: it has none), `out` that in the result.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if "tensor" not in mesh.auto_axes or mesh.size == 1:
+    axes = tuple(partitioned(HEAD_AXES))
+    if not axes or mesh.size == 1:
         return attend
     divided = heads_per_device(spec) != (spec.heads, spec.kv_heads)
 
     def part(axis: int | None) -> PartitionSpec:
         if axis is None or not divided:
             return PartitionSpec()
-        return PartitionSpec(*[None] * axis, "tensor")
+        return PartitionSpec(*[None] * axis, axes)
 
     specs = tuple(map(part, heads))
     auto = {*mesh.auto_axes}  # the strategy has already mapped over the other axes
@@ -207,8 +210,7 @@ def on_mesh(
 
 def heads_per_device(spec: AttentionSpec) -> tuple[int, int]:
     """The heads of queries and of keys that each device of the current mesh computes."""
-    mesh = jax.sharding.get_abstract_mesh()
-    parts = mesh.shape["tensor"] if "tensor" in mesh.auto_axes else 1
+    parts = math.prod(partitioned().values())
     if spec.heads % parts or spec.kv_heads % parts:
         return spec.heads, spec.kv_heads
     return spec.heads // parts, spec.kv_heads // parts
