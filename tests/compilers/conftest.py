@@ -1,6 +1,7 @@
 """Compilers of accelerators that are not here: devices of a topology, and what programs contain."""
 
 from collections import Counter
+from functools import partial
 from importlib.util import find_spec
 
 import jax
@@ -37,15 +38,21 @@ def tpu_devices():
 
 
 @pytest.fixture(scope="session")
-def h100s():
-    """h100s(4) -> that many H100s of one host, to compile for."""
+def gpus():
+    """gpus("h100", 4) -> that many GPUs of one host, to compile for."""
     if find_spec("jax_cuda13_plugin") is None:
         pytest.skip("the CUDA plugin is not installed: pip install 'jaxformer[cuda13]'")
 
-    def devices_of(count: int) -> list[jax.Device]:
-        return list(devices(parse_target("h100"), count))
+    def devices_of(name: str, count: int) -> list[jax.Device]:
+        return list(devices(parse_target(name), count))
 
     return devices_of
+
+
+@pytest.fixture(scope="session")
+def h100s(gpus):
+    """h100s(4) -> that many H100s of one host, to compile for."""
+    return partial(gpus, "h100")
 
 
 KERNELS = {"mosaic": "tpu_custom_call", "triton": "__gpu$xla.gpu.triton", "cudnn": "__cudnn$fmha"}

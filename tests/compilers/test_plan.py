@@ -34,7 +34,8 @@ def test_a_chip_is_planned_with_flash_attention(tpu_devices, capsys):
     assert "compiled is not run" in text
     assert "that JAX may use on v5e: fits" in text
     assert "attention           tpu_flash" in text
-    assert f"{2 * 2 * 3} tpu_custom_call" in text  # 2 kernels, 2 layers, 3 parts
+    assert re.search(r"flash attention   [\d.e-]+ s, its kernels' schedules", text)
+    assert "not counted" not in text
     assert "collectives         none" in text
     (mfu,) = re.findall(r"MFU (\d+\.\d)%", text)
     assert 0.0 < float(mfu) < 100.0

@@ -248,12 +248,28 @@ def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
             "--compiler cuda needs JAX's CUDA plugin, which is not installed: pip install "
             "'jaxformer[cuda13]'; no GPU is needed. --compiler cpu needs no other compiler"
         )
+    _answer_for(GPUS[target.accelerator])
     return topologies.get_topology_desc(
         platform="cuda",
         topology_name="",
         target_config=_gpu_config(target.accelerator),
         topology=f"1x1x{count}",
     ).devices
+
+
+def _answer_for(gpu: GpuSpec) -> None:
+    """Makes JAX's cuDNN attention ask for the capability of `gpu`.
+
+    It asks the first GPU of the process, which has none, and then refuses heads of more than 128.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo
+
+    own = tuple(int(number) for number in re.findall(r"\d+", f"{gpu.capability}, 0")[:2])
+
+    def at_least(capability: str) -> bool:
+        return own >= tuple(map(int, capability.split(".")))
+
+    fused_attention_stablehlo.check_compute_capability = at_least
 
 
 def _gpu_config(name: str) -> str:
