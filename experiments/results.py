@@ -10,7 +10,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -252,15 +252,20 @@ def trained_run(folder: Path) -> TrainedRun:
     return TrainedRun(**_origin(folder), seed=seed_of(folder), curve=curve, config=config)
 
 
+def settings_digest(settings: Mapping[str, str]) -> str:
+    """SHA-256 of `settings` without those that the runs of a group may differ in."""
+    text = json.dumps(shared_settings(settings), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def _origin(folder: Path) -> dict[str, Any]:
     """The fields of `Origin` of the run in `folder`."""
     environment = config_files.read_object(folder / "env.json")
     devices = ", ".join(environment.get("devices", []))
-    settings = json.dumps(shared_settings(settings_of(folder)), sort_keys=True)
     commit = environment.get("git_commit")
     return {
         "command": environment.get("command"),
-        "config_sha256": hashlib.sha256(settings.encode()).hexdigest(),
+        "config_sha256": settings_digest(settings_of(folder)),
         "commit": f"{commit}, changed" if commit and environment.get("git_changed") else commit,
         "versions": {name: environment[name] for name in _VERSIONS if name in environment},
         "device": f"{devices}, {environment.get('cpus', '?')} CPU cores",

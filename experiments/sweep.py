@@ -78,15 +78,20 @@ def sweep(
     return {cell: result for cell, result in results.items() if result is not None}
 
 
-def main(options: Any) -> None:
-    """Trains the cells and compares them, or trains one cell."""
+def open_cells(options: Any) -> Sweep:
+    """The sweep of the command with `options`, created or opened again."""
     experiment = registry.find(options.experiment)
     check_at_least(options, 1, "seeds", "jobs")
     kind = experiment.config
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
     variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
-    opened = _open(config, experiment.name, vary, variants, options.seeds)
+    return _open(config, experiment.name, vary, variants, options.seeds)
+
+
+def main(options: Any) -> None:
+    """Trains the cells and compares them, or trains one cell."""
+    opened, experiment = open_cells(options), registry.find(options.experiment)
     if options.cell is not None:
         names = list(opened.cells)
         if not 0 <= options.cell < len(names):
@@ -94,7 +99,7 @@ def main(options: Any) -> None:
         sweeping.run_cell(opened, names[options.cell], experiment.train)
         _raise_failures(opened, [names[options.cell]])
         return
-    if config.distributed or config.coordinator:
+    if options.distributed or options.coordinator:
         raise ConfigError("a cell of several processes needs --cell: give the number of one")
     codes = []
     if options.jobs > 1:

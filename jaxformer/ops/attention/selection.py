@@ -58,6 +58,7 @@ ATTENTION_FNS: dict[str, AttentionFn] = {
 
 _MANY_WEIGHTS = 2**28  # 1 GiB in float32, which each layer keeps for its backward pass
 _MANY_ON_CPU = 2**26
+_MANY_QUERIES_ON_CPU = 1024  # of a causal call, whose later keys `blockwise` does not visit
 
 
 @dataclass(frozen=True)
@@ -92,13 +93,13 @@ def select(
 
     `DEVICE_FUNCTIONS` come first, then `reference` and `blockwise`, which support every call.
     `blockwise` is selected from 2^28 weights B N T S on, because of its memory; on a CPU from 2^26
-    on, where it is about as fast. Milliseconds of a forward and a backward pass of 2 examples with
-    4 heads of 64 in float32 (two cores shared with other work, least of at least 5; JAX 0.10.2 with
-    the options of `runtime`):
+    on, and for causal calls from 1,024 queries on. Milliseconds of CPU time of a forward and a
+    backward pass of 2 examples with 4 heads of 64 in float32 (two cores shared with other work,
+    median of at least 5; JAX 0.10.2 with the options of `runtime`):
 
         causal, T = S =     64    256    512   1024   2048   4096   2048, not causal
-        reference         1.18   13.7   28.1    119    333   1162                288
-        blockwise         1.35   14.0   42.9    135    403   1019                493
+        reference          0.8    8.5   33.5    129    490   1921                493
+        blockwise          0.8    8.3   29.6     93    318   1193                563
 
     The choice on GPUs and TPUs does not rest on measurements yet.
 
@@ -120,6 +121,8 @@ def select(
         for name, function in DEVICE_FUNCTIONS.items()
     }
     most = _MANY_ON_CPU if device.platform == "cpu" else _MANY_WEIGHTS
+    if device.platform == "cpu" and spec.causal and spec.offset is not None:
+        most = min(most, spec.num_weights // spec.queries * _MANY_QUERIES_ON_CPU)
     has_few = spec.num_weights < most
     general = ("reference", "blockwise") if has_few else ("blockwise", "reference")
     name = next((name for name, why in reasons.items() if not why), general[0])

@@ -1,5 +1,7 @@
 """The properties of `blockwise` besides computing the formula: blocks, memory, transformations."""
 
+import math
+import re
 from functools import partial
 
 import jax
@@ -75,6 +77,19 @@ def test_an_offset_known_only_at_run_time_visits_all_blocks(inputs):
         return SMALL(*inputs[:3], AttentionMask(causal=True, offset=offset), scale=0.7)
 
     assert scan_lengths(attend, 2) == [12]
+
+
+def test_no_block_of_weights_is_transposed():
+    """On a CPU, XLA takes as long for that as for a product."""
+    x = jax.ShapeDtypeStruct((B, 67, N, H), jnp.float32)
+
+    def total(q, k, v):
+        return (blockwise(q, k, v, CAUSAL, scale=0.7, block=32) ** 2).sum()
+
+    text = jax.jit(jax.grad(total, (0, 1, 2))).lower(x, x, x).compile().as_text()
+    sizes = re.findall(r"= f32\[([\d,]+)\]\S* transpose\(", text)
+    numbers = [math.prod(map(int, size.split(","))) for size in sizes]
+    assert B * N * 32 * H in numbers and B * N * 32 * 32 not in numbers
 
 
 @pytest.mark.parametrize(
