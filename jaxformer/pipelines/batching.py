@@ -162,19 +162,21 @@ def split_queue(count: int, programs: int, rows: int) -> int:
     return min(-(-count // programs), _MOST_IN_QUEUE * rows) if rows > 1 else rows
 
 
-def divide(items: list[Any], rows: int, most: int) -> Iterator[tuple[list[Any], int]]:
+def divide(
+    items: list[Any], rows: int, most: int, programs: int = 1
+) -> Iterator[tuple[list[Any], int]]:
     """`items` in parts of `rows`, or where they wait for a row of up to `most`; the padded sizes.
 
-    Parts with a queue have the same mix of items, because programs run side by side.
+    Of parts with a queue there are as many for each of `programs` that run side by side, and they
+    have the same mix of items.
     """
     if most <= rows or len(items) <= rows:
         for start in range(0, len(items), rows):
             yield items[start : start + rows], rows
         return
-    count = -(-len(items) // most)
-    size = next_power_of_two(-(-len(items) // count))
+    count = programs * -(-len(items) // (programs * most))
     for start in range(count):
-        yield items[start::count], size
+        yield items[start::count], next_power_of_two(most)
 
 
 def can_refill(model: Any, params: Any) -> bool:

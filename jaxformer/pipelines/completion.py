@@ -107,10 +107,12 @@ def complete(
     own, `changes` replace single fields, as in temperature=0.7.
 
     The continuation of prompt i depends on the seed of the settings and on its example id,
-    `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. An empty
-    prompt begins at the vocabulary's BOS. Raises `DataError` for no prompt, and for an empty one if
-    there is no BOS, `ConfigError` for a prompt that does not fit `max_len`, for another model, and
-    for a tokenizer and settings that do not fit.
+    `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
+    prompts than they have rows, 64 each, the next takes the row of one that has ended (on one
+    device, without stop strings, window, ALiBi and relative positions). An empty prompt begins at
+    the vocabulary's BOS. Raises `DataError` for no prompt, and for an empty one if there is no BOS,
+    `ConfigError` for a prompt that does not fit `max_len`, for another model, and for a tokenizer
+    and settings that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
@@ -277,7 +279,7 @@ class _Run(NamedTuple):
             groups = [list(group) for _, group in groupby(fit, prefix)]
         for similar in groups:
             size = max(len(text.prompt) for text in similar)
-            for batch, padded in divide(similar, rows, most):
+            for batch, padded in divide(similar, rows, most, self.programs):
                 yield _by_id(batch), padded, size, length
         for batch, padded in divide(slide, rows, rows):
             yield _by_id(batch), padded, *sliding_round(max_len)

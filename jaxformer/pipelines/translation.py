@@ -117,7 +117,9 @@ def translate(
 
     A blank text gives an empty translation. Texts of similar length are translated together, in a
     few shapes (16, 32, 64, ... tokens) with one compiled program each; on a CPU two run at a time.
-    A translation does not depend on the other texts. Raises `DataError` for no text and for one of
+    Of more texts than `batch_size` the next takes the row of one that has ended (on one device,
+    without a window, ALiBi and relative positions). A translation does not depend on the other
+    texts. Raises `DataError` for no text and for one of
     more than `max_len` tokens, `ConfigError` for another model, and for tokenizers, ids and
     settings that do not fit.
 
@@ -244,7 +246,7 @@ def translate_batches(
     total = sum(map(bool, sentences))
     rows = split_batch(total, count, options.batch_size)
     most = split_queue(total, count, rows) if can_refill(loaded.model, loaded.params) else rows
-    batches = list(_batches(sentences, config, search, options, rows, most))
+    batches = list(_batches(sentences, config, search, options, (rows, most, count)))
     runs = map(compile_batch, batches)
     results = [[Translation("", 0.0, [], [])] for _ in sentences]
     for batch, hypotheses in zip(batches, concurrently(runs, count), strict=True):
@@ -271,12 +273,12 @@ def _batches(
     model_config: TransformerConfig,
     search: SearchConfig,
     options: TranslationOptions,
-    rows: int,
-    most: int,
+    sizes: tuple[int, int, int],
 ) -> Iterator[SourceBatch]:
-    """`sentences` in batches of `rows`, or up to `most` that wait for a row; the longest last."""
+    """`sentences` in the parts that `divide(..., *sizes)` makes of a group; the longest last."""
+    rows = sizes[0]
     groups = group_by_length([len(s) for s in sentences], model_config.max_len, len(sentences))
-    parts = ((*part, size) for group, size in groups for part in divide(group, rows, most))
+    parts = ((*part, size) for group, size in groups for part in divide(group, *sizes))
     for indices, batch_size, size in parts:
         indices.reverse()  # The longest begin first, so that rows end together.
         limits = [

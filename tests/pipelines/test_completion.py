@@ -25,6 +25,7 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stack import unstack_blocks
 from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream, streaming
+from jaxformer.pipelines.batching import compile_for
 from jaxformer.pipelines.continuation import Round, continue_ids
 from jaxformer.pipelines.streaming import PartialText
 from jaxformer.pretrained import Loaded
@@ -103,6 +104,26 @@ def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
             expected.append(logits[token] - np.log(np.exp(logits).sum()))
             ids.append(token)
         assert_equal(completion.log_probs, expected)
+
+
+@pytest.mark.parametrize("positions", [Learned(), Alibi()], ids=lambda x: type(x).__name__)
+def test_many_texts_take_the_rows_of_ended_ones_unless_slots_have_an_order(
+    random_params, tokenizer, assert_equal, monkeypatch, positions
+):
+    system = build(random_params, dataclasses.replace(CONFIG, positions=positions))
+    prompts, rows = 3 * PROMPTS, []
+    whole = complete(Loaded(*system, tokenizer), prompts, FREE, details=True)
+    monkeypatch.setattr("jaxformer.pipelines.completion.BATCH_SIZE", 4)
+
+    def count_rows(*args, **settings):
+        rows.append(settings.get("rows"))
+        return compile_for(*args, **settings)
+
+    monkeypatch.setattr("jaxformer.pipelines.completion.compile_for", count_rows)
+    few_rows = complete(Loaded(*system, tokenizer), prompts, FREE, details=True)
+    assert (4 in rows) == (positions == Learned()) and len(rows) > 1
+    same(few_rows, whole, assert_equal)
+    assert len({len(text.ids) for text in whole}) > 2, "mixed lengths"
 
 
 def repeats(ids, token, size):
