@@ -345,7 +345,7 @@ def test_prompts_that_do_not_fit_are_planned_in_rounds_or_refused():
         ("--target h100:2x2", "several GPUs as h100x8"),
         ("--target h100x0", "target='h100x0' has no devices: give at least one"),
         ("--compiler tpu", "--compiler tpu compiles for v5e, v5p, v6e, but the target is h100"),
-        ("--compiler cuda --target a100", "--compiler cuda compiles for h100, h200, but"),
+        ("--compiler cuda --target v5p", "--compiler cuda compiles for h100, h200, a100, l4, but"),
         ("--compiler gcc", '--compiler is "gcc", but must be cpu|tpu|cuda'),
     ],
 )
