@@ -67,11 +67,3 @@ def test_gathered_at_use_no_whole_parameter_and_no_whole_gradient_outlives_its_p
     assert found["all-reduce", "f32", False] == MATRICES // 4
     assert {key for key in found if not key[2]} == {("all-reduce", "f32", False)}
     assert {dtype for kind, dtype, _ in found if kind == "all-gather"} == {"bf16"}
-
-
-def test_along_tensor_activations_are_scattered_and_gathered_and_never_summed_on_all_chips(
-    tpu_devices,
-):
-    found = sent(tpu_devices("v5e:2x2"), "tensor=4")
-    kinds = {kind for kind, dtype, _ in found if dtype == "bf16"}
-    assert kinds and "all-reduce" not in kinds, found
