@@ -104,6 +104,6 @@ def test_a_gradient_of_keys_that_the_chip_cannot_hold_is_computed_in_parts(
         )(*arrays)
 
     text, found = gradients(tpu_flash, interpret=True)
-    assert str(text).count("name=tpu_flash_bwd") == 2
+    assert str(text).count("name=tpu_flash_bwd") == 5
     for given, expected in zip(found, gradients(reference)[1], strict=True):
         assert_equal(given, expected)
