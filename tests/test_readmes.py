@@ -31,6 +31,7 @@ COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMM
 POSITIONAL = {
     **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
+    "repeat": "line",
     "sweep": "experiment",
     "plan": "experiment",
 }

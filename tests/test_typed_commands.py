@@ -184,7 +184,7 @@ def write_programs(folder: Path) -> None:
 
 
 def test_the_commands_for_several_devices_and_machines_are_those_that_run_here():
-    assert len(SEVERAL) == 7 and CLUSTER.count("--distributed") == 1
+    assert len(SEVERAL) == 8 and CLUSTER.count("--distributed") == 1
     assert PLACED == "--coordinator HOST:PORT --num_processes N --process_id i"
 
 
