@@ -33,7 +33,7 @@ SEVERAL = [
     for text in PAGES.values()
     for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL)
     for line in block.splitlines()
-    if re.search(r"--(strategy|mesh|distributed)\b|sbatch", line)
+    if re.search(r"--(strategy|mesh|distributed)\b|sbatch", line) and "experiments.plan" not in line
 ]
 """The commands for several devices or machines."""
 CLUSTER = next(line for line in SEVERAL if "--distributed" in line)
@@ -184,7 +184,7 @@ def write_programs(folder: Path) -> None:
 
 
 def test_the_commands_for_several_devices_and_machines_are_those_that_run_here():
-    assert len(SEVERAL) == 8 and CLUSTER.count("--distributed") == 1
+    assert len(SEVERAL) == 7 and CLUSTER.count("--distributed") == 1
     assert PLACED == "--coordinator HOST:PORT --num_processes N --process_id i"
 
 
