@@ -200,6 +200,14 @@ def test_the_schedule_of_a_kernel_is_divided_into_steps_blocks_and_rows():
     assert read_schedule(KERNEL.replace("98 /*", "%s9 /*")) is None
 
 
+def test_a_loop_within_a_part_of_a_kernel_is_not_its_grid():
+    at, *rest = KERNEL.splitlines(keepends=True)
+    inner = " 0x340 : > { %1 = scmp.ge %s3, 2 /* loop exit test */ }\n"
+    inner += " 0x341 : > { %9 = sbr.rel (!%p9) target bundleno = 820 (0x334) }\n"
+    *before, last, end = rest
+    assert read_schedule("".join((at, *before, inner, last, end))) == read_schedule(KERNEL)
+
+
 def test_the_step_of_a_kernel_of_one_step_is_the_whole_schedule():
     once = "     0   :  { %1 = vld }\n   0x7   :  { %2 = vst }\n"
     assert read_schedule(once) == Schedule(1, (), step=8, block=0, row=0)
@@ -210,6 +218,8 @@ def test_flash_attention_visits_the_blocks_that_are_not_hidden():
     assert visited_blocks(SCHEDULE, [replace(SPEC, window=257)]) == [2, 3]
     assert visited_blocks(SCHEDULE, [replace(SPEC, causal=False)]) == [4, 4]
     assert visited_blocks(SCHEDULE, [replace(SPEC, queries=1000, keys=1000)]) == [2, 4]
+    longer = SCHEDULE._replace(windows=((1536, 512), (1280, 256)))
+    assert visited_blocks(longer, [replace(SPEC, queries=1152, keys=1152)]) == [2, 4, 5]
     assert visited_blocks(SCHEDULE, []) == [1]
     visited = SCHEDULE._replace(row=11).cycles([2, 4])
     assert visited == 96 * SCHEDULE.step + 3 * 4 * (6 * 500 + 2 * 11)

@@ -88,8 +88,9 @@ def read_schedule(text: str) -> Schedule | None:
         for target in re.findall(r"sbr\.rel.*?target bundleno = (\d+)", line):
             branches.append((cycle, int(target)))
     loops = [(target, at + 1) for at, target in branches if target <= at]
-    last = re.search(r", (\d+) /\* loop exit test", text)
-    if loops and last is None:
+    # Of loops in a kernel that of the grid is the longest, and has the most passes.
+    passes = [int(count) for count in re.findall(r", (\d+) /\* loop exit test", text)]
+    if loops and not passes:
         return None
     start, end = max(loops, key=_length, default=(0, cycle + 1))
     inside = _outermost([b for b in branches if start <= b[0] < b[1] <= end])
@@ -107,7 +108,7 @@ def read_schedule(text: str) -> Schedule | None:
         )
     }
     return Schedule(
-        steps=int(last[1]) - _FILLING if last else 1,
+        steps=max(passes) - _FILLING if passes else 1,
         windows=tuple(windows[operand] for operand in sorted(windows)),
         step=end - start - sum(lengths),
         block=block,

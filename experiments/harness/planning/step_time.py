@@ -96,7 +96,8 @@ def visited_blocks(schedule: Schedule, specs: Sequence[AttentionSpec]) -> list[i
     [1] for a kernel that is no attention of `specs`: each of its steps visits a block.
     """
     (queries, block_q), (keys, block_k) = (*schedule.windows, (0, 1), (0, 1))[:2]
-    spec = next((s for s in specs if _padded(s) == (queries, keys)), None)
+    padded = ((s, _padded(s.queries, block_q), _padded(s.keys, block_k)) for s in specs)
+    spec = next((s for s, *lengths in padded if lengths == [queries, keys]), None)
     if spec is None:
         return [1]
     blocks = []
@@ -108,7 +109,6 @@ def visited_blocks(schedule: Schedule, specs: Sequence[AttentionSpec]) -> list[i
     return blocks if any(blocks) else [1]
 
 
-def _padded(spec: AttentionSpec) -> tuple[int, int]:
-    """The lengths of a call, padded to whole lanes."""
-    queries, keys = (-(-length // 128) * 128 for length in (spec.queries, spec.keys))
-    return queries, keys
+
+def _padded(length: int, block: int) -> int:
+    return -(-length // block) * block
