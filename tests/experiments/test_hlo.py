@@ -188,7 +188,7 @@ KERNEL = """\
 """  # noqa: E501
 # 3 examples x 4 heads x 2 blocks of queries x 4 of keys
 SCHEDULE = Schedule(
-    96, ((1024, 512), (1024, 256)), step=921 - 50 - 200 - 500 - 100, block=500, row=0
+    96, ((1024, 512), (1024, 256)), step=921 - 50 - 200 - 500 - 100, whole=500, cut=500, row=0
 )
 
 
@@ -196,7 +196,7 @@ def test_the_schedule_of_a_kernel_is_divided_into_steps_blocks_and_rows():
     rows = 50 + 200 + 100
     assert read_schedule(KERNEL) == SCHEDULE._replace(row=rows)
     other = KERNEL.replace("target bundleno = 290", "target bundleno = 391")
-    assert read_schedule(other) == SCHEDULE._replace(row=150, step=SCHEDULE.step - 101)
+    assert read_schedule(other) == SCHEDULE._replace(whole=301, row=150, step=SCHEDULE.step - 101)
     assert read_schedule(KERNEL.replace("98 /*", "%s9 /*")) is None
 
 
@@ -210,19 +210,22 @@ def test_a_loop_within_a_part_of_a_kernel_is_not_its_grid():
 
 def test_the_step_of_a_kernel_of_one_step_is_the_whole_schedule():
     once = "     0   :  { %1 = vld }\n   0x7   :  { %2 = vst }\n"
-    assert read_schedule(once) == Schedule(1, (), step=8, block=0, row=0)
+    assert read_schedule(once) == Schedule(1, (), step=8, whole=0, cut=0, row=0)
 
 
 def test_flash_attention_visits_the_blocks_that_are_not_hidden():
-    assert visited_blocks(SCHEDULE, [SPEC]) == [2, 4]
-    assert visited_blocks(SCHEDULE, [replace(SPEC, window=257)]) == [2, 3]
-    assert visited_blocks(SCHEDULE, [replace(SPEC, causal=False)]) == [4, 4]
-    assert visited_blocks(SCHEDULE, [replace(SPEC, queries=1000, keys=1000)]) == [2, 4]
+    assert visited_blocks(SCHEDULE, [SPEC]) == [(0, 2), (2, 2)]
+    assert visited_blocks(SCHEDULE, [replace(SPEC, window=257)]) == [(0, 2), (0, 3)]
+    assert visited_blocks(SCHEDULE, [replace(SPEC, window=768)]) == [(0, 2), (1, 3)]
+    assert visited_blocks(SCHEDULE, [replace(SPEC, causal=False)]) == [(4, 0), (4, 0)]
+    short = replace(SPEC, queries=1000, keys=1000, causal=False)
+    assert visited_blocks(SCHEDULE, [short]) == [(3, 1), (3, 1)]
     longer = SCHEDULE._replace(windows=((1536, 512), (1280, 256)))
-    assert visited_blocks(longer, [replace(SPEC, queries=1152, keys=1152)]) == [2, 4, 5]
-    assert visited_blocks(SCHEDULE, []) == [1]
-    visited = SCHEDULE._replace(row=11).cycles([2, 4])
-    assert visited == 96 * SCHEDULE.step + 3 * 4 * (6 * 500 + 2 * 11)
+    spec = replace(SPEC, queries=1152, keys=1152)
+    assert visited_blocks(longer, [spec]) == [(0, 2), (2, 2), (4, 1)]
+    assert visited_blocks(SCHEDULE, []) == [(1, 0)]
+    visited = SCHEDULE._replace(row=11, whole=300).cycles([(0, 2), (2, 2)])
+    assert visited == 96 * SCHEDULE.step + 3 * 4 * (2 * 300 + 4 * 500 + 2 * 11)
 
 
 def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
@@ -230,7 +233,7 @@ def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
     time = step_time(tpu, "v5e", [SPEC], {key: SCHEDULE})
     assert time.cycles == 40 * 1_100
     assert time.kernels == pytest.approx(44_000 / 1.5e9)
-    assert time.attention == pytest.approx(SCHEDULE.cycles([2, 4]) / 1.5e9)
+    assert time.attention == pytest.approx(SCHEDULE.cycles([(0, 2), (2, 2)]) / 1.5e9)
     assert time.collectives == pytest.approx(40 * (2 * 42 + 28 * 11 * 4) * 3 / 4 / 0.9e11)
     assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
     assert time.uncounted == ()

@@ -26,24 +26,27 @@ Schedules = Mapping[tuple[str, tuple[str, ...]], "Schedule"]
 class Schedule(NamedTuple):
     """Cycles of a kernel that takes `steps` steps on a core.
 
-    `step` cycles pass in each step, `block` more in one that visits a block of scores, `row` more
-    in each row of blocks, at its beginning and end. `windows` are (length, block) of the arrays of
-    heads that it reads: queries, keys and values of an attention kernel.
+    `step` cycles pass in each step, `whole` more in one that visits a block of scores of which the
+    mask by position hides none, `cut` more where it hides some, `row` more in each row of blocks,
+    at its beginning and end. `windows` are (length, block) of the arrays of heads that it reads:
+    queries, keys and values of an attention kernel.
     """
 
     steps: int
     windows: tuple[tuple[int, int], ...]
     step: int
-    block: int
+    whole: int
+    cut: int
     row: int
 
-    def cycles(self, visited: Sequence[int]) -> float:
-        """The cycles of the kernel, where `visited` are the visited blocks of each row of blocks.
+    def cycles(self, visited: Sequence[tuple[int, int]]) -> float:
+        """The cycles of the kernel, where `visited` are (whole, cut) blocks of each row of blocks.
 
         A row takes as many steps as the row with the most blocks.
         """
-        rows = self.steps / max(visited)
-        return self.steps * self.step + rows * (self.block * fmean(visited) + self.row)
+        rows = self.steps / max(map(sum, visited))
+        whole, cut = (fmean(column) for column in zip(*visited, strict=True))
+        return self.steps * self.step + rows * (self.whole * whole + self.cut * cut + self.row)
 
 
 def write_schedules() -> None:
@@ -78,8 +81,8 @@ def kernel_key(name: str, inputs: tuple[str, ...]) -> tuple[str, tuple[str, ...]
 def read_schedule(text: str) -> Schedule | None:
     """The schedule in the text of a kernel; None where the text does not say the steps.
 
-    Of the parts around which a step branches, the longest visits a block. One of more than half of
-    its length does the same in another way, as without a mask, and the others run once a row.
+    Of the parts around which a step branches, the longest visits a block with its mask. One of more
+    than half of its length does so without, and the others are said to run once a row.
     """
     branches, cycle = [], 0
     for line in text.splitlines():
@@ -97,8 +100,8 @@ def read_schedule(text: str) -> Schedule | None:
     longest = max(inside, key=_length, default=(0, 0))
     if 2 * _length(longest) > end - start:  # the step, which filling the pipeline leaves out
         inside = _outermost([b for b in branches if longest[0] < b[0] < b[1] <= longest[1]])
-    lengths = sorted(map(_length, inside))
-    block = lengths[-1] if lengths else 0
+    lengths = list(map(_length, inside))
+    cut = max(lengths, default=0)
     windows = {
         int(operand): (int(length), int(size))
         for operand, size, length in re.findall(
@@ -111,8 +114,9 @@ def read_schedule(text: str) -> Schedule | None:
         steps=max(passes) - _FILLING if passes else 1,
         windows=tuple(windows[operand] for operand in sorted(windows)),
         step=end - start - sum(lengths),
-        block=block,
-        row=sum(length for length in lengths if 2 * length <= block),
+        whole=min((length for length in lengths if 2 * length > cut), default=0),
+        cut=cut,
+        row=sum(length for length in lengths if 2 * length <= cut),
     )
 
 

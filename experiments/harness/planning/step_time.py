@@ -90,24 +90,31 @@ def _schedule(
     return schedules.get(kernel_key(kernel.name, inputs))
 
 
-def visited_blocks(schedule: Schedule, specs: Sequence[AttentionSpec]) -> list[int]:
-    """The blocks of keys that a mask by position does not hide, for each block of queries.
+def visited_blocks(schedule: Schedule, specs: Sequence[AttentionSpec]) -> list[tuple[int, int]]:
+    """(whole, cut): the blocks of keys that each block of queries sees as a whole, and in part.
 
-    [1] for a kernel that is no attention of `specs`: each of its steps visits a block.
+    They are those of a mask by position. [(1, 0)] for a kernel that is no attention of `specs`:
+    each of its steps visits a block.
     """
     (queries, block_q), (keys, block_k) = (*schedule.windows, (0, 1), (0, 1))[:2]
     padded = ((s, _padded(s.queries, block_q), _padded(s.keys, block_k)) for s in specs)
     spec = next((s for s, *lengths in padded if lengths == [queries, keys]), None)
     if spec is None:
-        return [1]
-    blocks = []
+        return [(1, 0)]
+    rows = []
     for first in range(spec.offset or 0, queries + (spec.offset or 0), block_q):
-        last_key = first + block_q - 1 if spec.causal else keys - 1
-        first_key = max(first - spec.window + 1, 0) if spec.window else 0
-        seen = min(last_key, keys - 1) // block_k - first_key // block_k + 1
-        blocks.append(max(seen, 0))
-    return blocks if any(blocks) else [1]
-
+        last = first + block_q - 1
+        whole = cut = 0
+        for key in range(0, keys, block_k):
+            next_key = key + block_k
+            seen = not spec.causal or key <= last
+            every = next_key <= spec.keys and (not spec.causal or next_key - 1 <= first)
+            if spec.window:
+                seen &= first - next_key + 1 < spec.window
+                every &= last - key < spec.window
+            whole, cut = whole + (seen and every), cut + (seen and not every)
+        rows.append((whole, cut))
+    return rows if any(map(sum, rows)) else [(1, 0)]
 
 
 def _padded(length: int, block: int) -> int:

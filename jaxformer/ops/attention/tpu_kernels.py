@@ -162,17 +162,33 @@ def _spread(plan: Plan, x: Array, key_rows: list[Any], ref: Any) -> None:
         ref[head, of_keys, :] = x[_rows(plan, head)]
 
 
-def _allowed(plan: Plan, i: Any, j: Any, same: Any) -> Any:
-    """The keys [block_k, block_q] that queries may see in a block."""
-    shape = plan.block_k, plan.block_q
-    key = jax.lax.broadcasted_iota(jnp.int32, shape, 0) + (plan.first_key + j * plan.block_k)
-    allowed = key < plan.last_key
-    if plan.causal:
-        query = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + (plan.offset + i * plan.block_q)
-        allowed &= key <= query
-        if plan.window is not None:
-            allowed &= query - key < plan.window
-    return allowed if same is None else allowed & same
+def _allowed(plan: Plan, i: Any, j: Any, segments: Any, by_position: bool) -> Any:
+    """A function (keys, queries) of two slices of a block: the keys that its queries may see.
+
+    It returns [keys, queries], or None where they may see all of them. Without `by_position` their
+    positions hide none.
+    """
+
+    def allowed(keys: slice, queries: slice) -> Any:
+        seen = None
+        if by_position:
+            shape = keys.stop - keys.start, queries.stop - queries.start
+            first = plan.first_key + j * plan.block_k + keys.start
+            key = jax.lax.broadcasted_iota(jnp.int32, shape, 0) + first
+            seen = key < plan.last_key
+            if plan.causal:
+                first = plan.offset + i * plan.block_q + queries.start
+                query = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + first
+                seen &= key <= query
+                if plan.window is not None:
+                    seen &= query - key < plan.window
+        if segments is not None:
+            columns = [segments[1][0, keys]] * ((queries.stop - queries.start) // LANES)
+            same = jnp.concatenate(columns, 1) == segments[0][0, :1, queries]
+            seen = same if seen is None else seen & same
+        return seen
+
+    return allowed
 
 
 def _keep(plan: Plan, words: Any, head: int, j: Any) -> Any:
@@ -209,17 +225,17 @@ def _cut(x: Any, rows: slice, columns: slice) -> Any:
 def _each_block(plan: Plan, segments: Any, compute: Any) -> None:
     """Calls `compute(j, allowed)` for the block of keys of this step, if a query may see one.
 
-    `allowed` is None where each query may see each key.
+    `allowed` is a function, see `_allowed`.
     """
     i, step = pl.program_id(3), pl.program_id(4)
     j = plan.key_block(i, step)
     sees, all_seen = plan.sees(i, step), plan.all_seen(i, j)
 
-    def same() -> Any:
-        return None if segments is None else segments[1][0, :, :1] == segments[0][0, :1, :]
+    def visit(by_position: bool) -> None:
+        compute(j, _allowed(plan, i, j, segments, by_position))
 
-    pl.when(sees & all_seen)(lambda: compute(j, same()))
-    pl.when(sees & jnp.logical_not(all_seen))(lambda: compute(j, _allowed(plan, i, j, same())))
+    pl.when(sees & all_seen)(lambda: visit(False))
+    pl.when(sees & jnp.logical_not(all_seen))(lambda: visit(True))
 
 
 def _forward_kernel(
@@ -242,7 +258,7 @@ def _forward_kernel(
         parts = [(head, at) for at in _tiles(plan.block_q) for head in range(plan.packed)]
         scores = [
             [
-                _scores(plan, _dot(k[keys], q_spread[head, :, at]), _cut(allowed, keys, at))[0]
+                _scores(plan, _dot(k[keys], q_spread[head, :, at]), allowed(keys, at))[0]
                 for keys in of_keys
             ]
             for head, at in parts
@@ -307,9 +323,10 @@ def _backward_kernel(
         k, v = k_ref[0], v_ref[0]
         k_rows[...] = k.T
         at = pl.ds(pl.multiple_of(j * plan.block_k, plan.block_k), plan.block_k)
+        seen = allowed(slice(0, plan.block_k), slice(0, plan.block_q))
         for head in range(plan.packed):
             row, rows, of_keys = slice(head, head + 1), _rows(plan, head), key_rows[head]
-            scores, tanh = _scores(plan, _dot(k, q_spread[head]), allowed)
+            scores, tanh = _scores(plan, _dot(k, q_spread[head]), seen)
             weights = jnp.exp2(scores - sum_ref[0, 0, row])
             kept, d_weights = weights, _dot(v, d_spread[head])
             if words is not None:
