@@ -22,10 +22,10 @@ from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import Selection
 
 ASSUMPTIONS = """\
-The temporary memory of a step is 0.42 of what XLA's CPU compiler needs, as on TPUs: ten of eleven
-steps that libtpu compiled for v5e chips need 0.8 to 1.25 times the memory above, one that is small
-enough for the memory on the chip a quarter. Of other programs it is an upper bound. --compiler tpu
-and --compiler cuda ask the target's own compiler."""
+The temporary memory of a step is 0.42 of what XLA's CPU compiler needs, as on TPUs. Of ten steps
+that libtpu compiled for v5e chips nine are so 0.7 to 1.25 times what it says, and one that is small
+enough for the memory on the chip five times. Of other programs the memory is an upper bound.
+--compiler tpu and --compiler cuda ask the target's own compiler."""
 ASSUMED_MFU = 0.4
 """The MFU at which the time of a step is shown where no compiler says cycles: an assumption."""
 
