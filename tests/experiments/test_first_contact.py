@@ -23,6 +23,7 @@ def remembered(tmp_path):
     yield tmp_path / "first_contact.json"
     jax.config.update("jax_compilation_cache_dir", before)
     first_contact._agrees.cache_clear()
+    VERDICTS.clear()  # the runs of other tests record what their process has compared
 
 
 def test_a_product_that_differs_is_said_with_advice_and_recorded_at_each_start(remembered, capsys):
