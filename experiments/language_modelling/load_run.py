@@ -23,7 +23,7 @@ class LoadedRun(Loaded):
     an `EncoderOnly` where a pretrained folder holds no more.
     """
 
-    tokenizer: Tokenizer
+    tokenizer: Tokenizer = field()
     config: LanguageConfig = field(kw_only=True)
 
 

@@ -21,9 +21,9 @@ from jaxformer.text.tokenizers import Tokenizer
 class Translator(Loaded):
     """An encoder-decoder, from here or from elsewhere, that can translate."""
 
-    tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
-    settings: tuple[SearchConfig, TranslationOptions]
+    tokenizer: Tokenizer = field()
+    target_tokenizer: Tokenizer = field()
+    settings: tuple[SearchConfig, TranslationOptions] = field()
 
 
 @dataclass(frozen=True, eq=False, repr=False)

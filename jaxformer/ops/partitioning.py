@@ -78,11 +78,10 @@ def divide_heads(
             "sequence divide them"
         )
     # Without constraints before XLA gathers what it repeats, and adds its gradient up twice.
-    q, k, v = (_place(x, _PART_HEADS, _PART_HEADS) for x in (q, k, v))
+    q, k, v = _place_each((q, k, v), _PART_HEADS)
     k, v = (jnp.repeat(x, math.lcm(x.shape[2], parts) // x.shape[2], 2) for x in (k, v))
-    k, v = (_place(x, _PART_HEADS, _PART_HEADS) for x in (k, v))
-    q, k, v = (_place(x, _HEADS, _PART_HEADS) for x in (q, k, v))
-    return q, k, v
+    k, v = _place_each((k, v), _PART_HEADS)
+    return _place_each((q, k, v), _HEADS)
 
 
 def gather_heads(heads: Float[Array, "R T N Hv"]) -> Float[Array, "R T N Hv"]:
@@ -94,6 +93,10 @@ def gather_heads(heads: Float[Array, "R T N Hv"]) -> Float[Array, "R T N Hv"]:
     parts = math.prod(partitioned().values())
     is_whole = parts == 1 or heads.shape[1] < parts
     return heads if is_whole else _place(heads, _PART_HEADS, _HEADS)
+
+
+def _place_each(arrays: tuple[Array, ...], axes: tuple[Any, ...]) -> Any:
+    return tuple(_place(x, axes, _PART_HEADS) for x in arrays)
 
 
 def _divides(length: int) -> bool:

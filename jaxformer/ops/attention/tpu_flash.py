@@ -102,7 +102,7 @@ def _attend_padded(plan: Plan, q: Array, k: Array, v: Array, segments: Any, word
         words = words.reshape(2, q.shape[0], groups, plan.packed, plan.queries)
         words = jnp.moveaxis(_pad(words, {3: SUBLANES}), 0, 2)
         words = words.reshape(q.shape[0], groups, 2 * SUBLANES, plan.queries)
-    out = _attend(plan, *flat, segments, words)
+    out: Any = _attend(plan, *flat, segments, words)
     out = out.reshape(*out.shape[:2], -1, plan.head_dim)
     return out[:, : q.shape[1], : q.shape[2], : v.shape[3]]
 
@@ -164,7 +164,8 @@ def _attend_backward(plan: Plan, saved: Any, d_out: Array) -> Any:
         dtype = q.dtype if most == plan.keys else jnp.float32  # of a sum
         parts.append(backward(of_keys, *some, out, log_sum, d_out, dtype))
     dq, dk, dv = zip(*parts, strict=True)
-    return sum(dq).astype(q.dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), None, None
+    total: Any = sum(dq)
+    return total.astype(q.dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), None, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
