@@ -32,6 +32,7 @@ POSITIONAL = {
     **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
     "repeat": "line",
+    "language_modelling.scaling": "runs",
     "sweep": "experiment",
     "plan": "experiment",
 }
