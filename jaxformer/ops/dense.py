@@ -65,7 +65,9 @@ def dense_dot_general(
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
     size = math.prod(kernel.shape[:count])
     vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
-    if math.prod(partitioned().values()) > 1:  # rows times positions cannot be divided by position
+    positions = x.shape[x.ndim - count - 1] if x.ndim > count else 1
+    if positions > 1 and math.prod(partitioned().values()) > 1:
+        # Rows times positions could not be divided by position.
         out = jnp.matmul(x.reshape(*x.shape[: x.ndim - count], size), matrix, precision=precision)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
         in_parts = partial(_multiply_in_parts, precision=precision)
