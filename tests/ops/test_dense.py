@@ -184,3 +184,16 @@ def test_rows_taken_from_a_quantized_table_are_the_rounded_ones(rng, assert_equa
     table = rng.standard_normal((11, 7), np.float32)
     ids = np.array([[3, 0, 10], [5, 3, 3]])
     assert_equal(take_rows(quantize_matrix(table, 1), ids), rounded(table, 1)[ids], 1e-6)
+
+
+def test_a_decoding_step_on_a_mesh_pads_its_products_as_one_device_does():
+    kernel = jnp.zeros((13, 7))
+
+    def program(*shape):
+        multiply = partial(dense_dot_general, kernel=kernel, dimension_numbers=ONE)
+        return str(jax.make_jaxpr(multiply)(jnp.zeros(shape)))
+
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
+        step, prompt = program(3, 1, 13), program(3, 5, 13)
+    assert "f32[8,13]" in step and "platform" in step
+    assert "f32[3,5,13]" in prompt and "platform" not in prompt
