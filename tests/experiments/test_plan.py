@@ -304,6 +304,13 @@ def test_a_model_with_a_soft_cap_on_its_attention_is_planned():
     assert name == "reference" and selection.spec.softcap == 5.0
 
 
+def test_the_memory_of_a_quick_estimate_is_a_share_of_what_this_compiler_needs():
+    step = planning.compile_step(language_config(LANGUAGE), language_plan.TRAINING)
+    counted = step.compiled.memory_analysis()
+    assert step.memory.temporary == int(0.42 * counted.temp_size_in_bytes) > 0
+    assert step.memory.arguments == counted.argument_size_in_bytes
+
+
 def test_the_limit_of_a_decoding_step_is_to_read_weights_and_cache_once():
     words = "--decode.texts 3 --decode.prompt_length 5 --sampling.max_new_tokens 11"
     config = language_config(f"{LANGUAGE} --data.batch_size 2 {words}")

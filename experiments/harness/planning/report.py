@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.planning.compiling import CompiledStep
+from experiments.harness.planning.compiling import TPU_SHARE, CompiledStep
 from experiments.harness.planning.counting import (
     Collective,
     between_slices,
@@ -21,11 +21,12 @@ from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import Selection
 
-ASSUMPTIONS = """\
-The temporary memory of a step is 0.42 of what XLA's CPU compiler needs, as on TPUs. Of ten steps
-that libtpu compiled for v5e chips nine are so 0.7 to 1.25 times what it says, and one that is small
-enough for the memory on the chip five times. Of other programs the memory is an upper bound.
---compiler tpu and --compiler cuda ask the target's own compiler."""
+ASSUMPTIONS = f"""\
+The temporary memory of a step is {TPU_SHARE} of what XLA's CPU compiler needs, because a
+TPU needs less. In ten steps that libtpu compiled for v5e chips, the memory above
+was 0.7 to 1.25 times libtpu's in nine, and five times in a small one. The memory
+of the other programs is an upper bound. --compiler tpu and --compiler cuda ask
+the target's own compiler."""
 ASSUMED_MFU = 0.4
 """The MFU at which the time of a step is shown where no compiler says cycles: an assumption."""
 

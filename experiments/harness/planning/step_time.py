@@ -22,7 +22,8 @@ from experiments.harness.planning.hlo import Instruction, Program
 from experiments.harness.planning.kernel_cycles import Schedule, Schedules, kernel_key
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
-from jaxformer.ops.attention import AttentionSpec
+from jaxformer.ops.attention import AttentionSpec, DeviceInfo
+from jaxformer.ops.attention.tpu_flash import plan_of
 
 
 class StepTime(NamedTuple):
@@ -101,19 +102,13 @@ def visited_blocks(schedule: Schedule, specs: Sequence[AttentionSpec]) -> list[t
     spec = next((s for s, *lengths in padded if lengths == [queries, keys]), None)
     if spec is None:
         return [(1, 0)]
+    plan = plan_of(spec, DeviceInfo("tpu"), scale=1.0)
+    plan = plan._replace(queries=queries, keys=keys, block_q=block_q, block_k=block_k)
     rows = []
-    for first in range(spec.offset or 0, queries + (spec.offset or 0), block_q):
-        last = first + block_q - 1
-        whole = cut = 0
-        for key in range(0, keys, block_k):
-            next_key = key + block_k
-            seen = not spec.causal or key <= last
-            every = next_key <= spec.keys and (not spec.causal or next_key - 1 <= first)
-            if spec.window:
-                seen &= first - next_key + 1 < spec.window
-                every &= last - key < spec.window
-            whole, cut = whole + (seen and every), cut + (seen and not every)
-        rows.append((whole, cut))
+    for i in range(queries // block_q):
+        seen = [plan.key_block(i, step) for step in range(plan.grid[3]) if plan.sees(i, step)]
+        whole = sum(plan.all_seen(i, j) for j in seen)
+        rows.append((whole, len(seen) - whole))
     return rows if any(map(sum, rows)) else [(1, 0)]
 
 

@@ -218,10 +218,6 @@ def _tiles(length: int) -> list[slice]:
     return [slice(first, first + LANES) for first in range(0, length, LANES)]
 
 
-def _cut(x: Any, rows: slice, columns: slice) -> Any:
-    return None if x is None else x[rows, columns]
-
-
 def _each_block(plan: Plan, segments: Any, compute: Any) -> None:
     """Calls `compute(j, allowed)` for the block of keys of this step, if a query may see one.
 
@@ -276,7 +272,7 @@ def _forward_kernel(
                 weights = jnp.exp2(tile - now)
                 sums += weights.sum(axis=0, keepdims=True)
                 if keep is not None:
-                    weights = jnp.where(_cut(keep, keys, at), weights, 0.0)
+                    weights = jnp.where(keep[keys, at], weights, 0.0)
                 summed += _dot(v_rows[key_rows[head], keys], weights.astype(k.dtype))
             results.append((now, sums, summed))
         for (head, at), result in zip(parts, results, strict=True):
