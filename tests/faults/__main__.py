@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from jaxformer import optional_dependencies
 from tests.faults import (
     bucket_trainings,
     damage,
@@ -187,6 +188,9 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of the names of those to run")
     parser.add_argument("--out", default="faults.json", help="where the counts are written")
     options = parser.parse_args()
+    if options.full:
+        for name in bucket_trainings.PACKAGES:
+            optional_dependencies.load(name)
     os.environ["JAX_PLATFORMS"] = "cpu"
     rows = []
     # Forked, as children are: from a process that has imported all and started nothing.

@@ -7,13 +7,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from jaxformer import optional_dependencies
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.storage import to_path
 from tests import buckets
 from tests.faults import children, trainings
 from tests.faults.children import Count
 
+PACKAGES = "gcsfs", "s3fs"
+"""What the buckets are read and written with."""
 SHORT = {
     "--optimizer.total_steps": 14,
     "--training.save_every": 3,
@@ -28,8 +29,6 @@ def killed(folder: Path, tries: int) -> Count:
     scores and the lines of metrics of a local training that was never killed.
     """
     trainings.load_libraries()
-    for name in ("gcsfs", "s3fs"):
-        optional_dependencies.load(name)
     args = trainings.settings(folder) | SHORT
     expected = trainings.completed(args, folder / "whole")
     random, outcomes, place = children.drawn(7), [], folder / "killed"

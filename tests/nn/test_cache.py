@@ -38,6 +38,15 @@ def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
         assert np.array_equal(seen_by_each(cache), texts)
 
 
+def test_a_token_after_an_ended_sentence_has_the_last_position_of_the_table():
+    cache = init_cache(BASE, B, 1, L).replace(
+        length=jnp.asarray(L + 3), left_padding=jnp.array([1, 7]), is_ring=True
+    )
+    assert np.array_equal(cache.positions(2), [[L - 1, L - 1], [L - 4, L - 3]])
+    before = cache.replace(length=jnp.asarray(5))
+    assert np.array_equal(before.positions(2), [[4, 5], [0, 0]])
+
+
 def written_to(cache: Cache, tokens: np.ndarray) -> Cache:
     """`cache` with keys and values that are the numbers `tokens` [B, W, T] throughout."""
     new = np.broadcast_to(tokens.reshape(-1, tokens.shape[2], 1, 1), (*_rows(tokens), 2, 3))

@@ -191,7 +191,7 @@ def test_a_decoding_step_on_a_mesh_pads_its_products_as_one_device_does():
 
     def program(*shape):
         multiply = partial(dense_dot_general, kernel=kernel, dimension_numbers=ONE)
-        return str(jax.make_jaxpr(multiply)(jnp.zeros(shape)))
+        return str(jax.make_jaxpr(multiply)(jax.ShapeDtypeStruct(shape, jnp.float32)))
 
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
         step, prompt = program(3, 1, 13), program(3, 5, 13)

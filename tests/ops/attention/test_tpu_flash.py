@@ -107,3 +107,13 @@ def test_a_gradient_of_keys_that_the_chip_cannot_hold_is_computed_in_parts(
     assert str(text).count("name=tpu_flash_bwd") == 5
     for given, expected in zip(found, gradients(reference)[1], strict=True):
         assert_equal(given, expected)
+
+
+def test_each_part_of_a_block_has_its_own_positions(rng, assert_equal):
+    mask = AttentionMask(causal=True, window=150)
+    q, k, v = (jnp.asarray(rng.standard_normal((2, 1000, 2, 64)), jnp.float32) for _ in range(3))
+    drawn = plan(heads=2, kv_heads=2, queries=1000, keys=1000, dtype="float32", causal=True)
+    assert drawn.block_q > 128 and drawn.block_k > 128
+    assert_equal(
+        tpu_flash(q, k, v, mask, scale=0.1, interpret=True), reference(q, k, v, mask, scale=0.1)
+    )
