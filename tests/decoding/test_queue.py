@@ -8,6 +8,7 @@ import pytest
 from jaxformer import DecoderOnly, EncoderDecoder, TransformerConfig
 from jaxformer.config import Learned, Rotary, Sinusoidal
 from jaxformer.decoding import Prompts, SamplingConfig, SearchConfig
+from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.pipelines import translate_ids
 from jaxformer.pipelines.continuation import Round, continue_ids
 
@@ -61,10 +62,15 @@ def test_a_translation_does_not_depend_on_its_row_and_time(positions, beam_size,
     assert_same(queued, apart, assert_equal)
 
 
-@pytest.mark.parametrize(("positions", "penalty"), [(Learned(), 1.0), (Rotary(), 1.7)])
-def test_a_continuation_does_not_depend_on_its_row_and_time(positions, penalty, assert_equal):
+@pytest.mark.parametrize(
+    ("positions", "penalty", "int8"),
+    [(Learned(), 1.0, False), (Rotary(), 1.7, False), (Rotary(), 1.0, True)],
+)
+def test_a_continuation_does_not_depend_on_its_row_and_time(positions, penalty, int8, assert_equal):
     model, rng = DecoderOnly(config(positions)), np.random.default_rng(2)
     params = drawn(model, jnp.ones((1, 3), int))
+    if int8:
+        model, params = Int8(model), quantize(model, params)
     prompts = [rng.integers(3, V, rng.integers(1, 7)) for _ in range(N)]
     sizes, tokens = [len(ids) for ids in prompts], rows_of(prompts, 6, left=True)
     given = Prompts(tokens[:, -1], lengths_of(LIMITS), lengths_of(range(40, 40 + N)))
