@@ -147,7 +147,7 @@ def test_what_one_looks_for_first_is_what_the_run_holds(tmp_path):
     log(
         run,
         [*lines, {"step": 350, "validation_loss": 1.23456789}],
-        command="/some/where/bin/python3.11 -m experiments.translation.train --name 'a b'",
+        command="python -m experiments.translation.train --name 'a b'",
         devices=["gpu:NVIDIA H100"] * 8,
         time="2026-11-22T10:00:00+00:00",
         finished="2026-11-22T11:02:03+00:00",

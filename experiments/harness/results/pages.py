@@ -2,7 +2,6 @@
 
 import json
 import math
-import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from itertools import islice
@@ -115,7 +114,7 @@ def run_page(folder: Path, contents: Contents | None = None) -> Page:
         score=first[1],
         score_name=f"{first[0]} on {_text(scores)}" if first[1] else unscored,
         facts=facts,
-        command=_command(environment),
+        command=environment.get("command", ""),
         attention=_attention(contents.sentences) if contents else [],
         details=details,
         charts=charts,
@@ -137,7 +136,8 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
         page = _compared(compare(paths, metric, baseline))
     except (ConfigError, DataError) as error:
         page = Page("", warnings=[f"The runs are not compared: {cli.sentence(error)}"])
-    commands = dict.fromkeys(_command(read_json(folder / "env.json")) for folder in folders)
+    environments = (read_json(folder / "env.json") for folder in folders)
+    commands = dict.fromkeys(each.get("command", "") for each in environments)
     whole = storage.to_path(paths[0]).absolute()
     charts, more_charts = _charts(logged_curves(grouped))
     samples, more_samples = _samples(_side_by_side(grouped))
@@ -240,13 +240,6 @@ def _duration(seconds: float) -> str:
     minutes, left = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {left:02} s"
-
-
-def _command(environment: Mapping[str, Any]) -> str:
-    """The command that trained the run, without the path of this machine's Python."""
-    program, *words = shlex.split(environment.get("command", "")) or [""]
-    name = "python" if Path(program).name.startswith("python") else program
-    return shlex.join([name, *words]) if program else ""
 
 
 def _paired(curves: Curves) -> Curves:

@@ -333,7 +333,8 @@ def _environment() -> dict:
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "time": now(),
-        "command": shlex.join(sys.orig_argv),
+        # Without this machine's path of Python: another repeats it.
+        "command": shlex.join(["python", *sys.orig_argv[1:]]),
     }
 
 
