@@ -69,7 +69,8 @@ def rotate(x: Float[Array, "B T N H"], rotation: Rotation) -> Float[Array, "B T 
     """
     sin, cos = rotation
     size = 2 * sin.shape[-1]
-    first, second = jnp.split(x[..., :size].astype(jnp.float32), 2, axis=-1)
+    # Split before it is converted: a TPU's compiler then moves 16 bits to another layout, not 32.
+    first, second = (half.astype(jnp.float32) for half in jnp.split(x[..., :size], 2, axis=-1))
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     rotated = rotated.astype(x.dtype)
     return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], axis=-1)

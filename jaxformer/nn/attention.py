@@ -12,10 +12,9 @@ from jaxformer.config.parts import NormOptions
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import KeyValue
-from jaxformer.nn.layers import Dropout, Initializer, Norm
+from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm
 from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.dense import dense_dot_general
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask, check_mask
 from jaxformer.ops.partitioning import divide_heads, gather_heads
@@ -148,13 +147,12 @@ class MultiHeadAttention(nn.Module):
         """The projection `name` of `x`: to heads, or with "out" from all heads to D."""
         is_out = name == "out"
         default = self.kernel_init
-        return nn.DenseGeneral(
+        return Dense(
             features,
             axis=(-2, -1) if is_out else -1,
-            use_bias=self.use_bias if is_out else self.qkv_bias,
+            bias=self.use_bias if is_out else self.qkv_bias,
             dtype=self.dtype,
             kernel_init=(self.out_init or default) if is_out else default,
-            dot_general=dense_dot_general,
             name=name,
         )(x)
 

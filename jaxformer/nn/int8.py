@@ -134,7 +134,7 @@ def _input_axes(module: nn.Dense | nn.DenseGeneral) -> tuple[int, ...]:
 def _dense(module: Any, x: jax.Array) -> jax.Array:
     matrix = module.get_variable("params", "kernel")
     out = int8_matmul(x.reshape(-1, matrix.values.shape[matrix.inputs]), matrix)
-    if module.use_bias:
+    if module.has_variable("params", "bias"):
         out = out + module.get_variable("params", "bias").reshape(1, -1)
     features = module.features if isinstance(module.features, tuple) else (module.features,)
     kept = x.shape[: x.ndim - len(_input_axes(module))]

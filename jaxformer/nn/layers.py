@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config.parts import Activation
 from jaxformer.ops import dropout as ops_dropout
-from jaxformer.ops.dense import dense_dot_general, logits_matmul
+from jaxformer.ops.dense import add_bias, dense_dot_general, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -212,6 +212,31 @@ def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax
     return x * inverse, inverse
 
 
+class Dense(nn.DenseGeneral):
+    """x W + b, by `dense_dot_general` and `add_bias`; with Flax's parameters and options.
+
+    >>> x = jnp.ones((2, 3, 4))
+    >>> out, variables = Dense((5, 7)).init_with_output(jax.random.key(0), x)
+    >>> out.shape, variables["params"]["bias"].shape
+    ((2, 3, 5, 7), (5, 7))
+    """
+
+    use_bias: bool = False
+    """Flax's bias: off, since its gradient is summed in `dtype`."""
+    dot_general: Any = dense_dot_general
+    bias: bool = True
+    """There is a bias b."""
+
+    @nn.compact
+    def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The outputs, of shape `features` in place of the last axes of `inputs`."""
+        out = super().__call__(inputs)
+        if not self.bias:
+            return out
+        features = self.features if isinstance(self.features, tuple) else (self.features,)
+        return add_bias(out, self.param("bias", self.bias_init, features, self.param_dtype))
+
+
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W_1 + b_1) W_2 + b_2, position by position (section 3.3).
 
@@ -264,11 +289,10 @@ class FeedForward(nn.Module):
     @nn.compact
     def project(self, name: str, x: Float[Array, "B T I"], size: int) -> Float[Array, "B T O"]:
         """The projection `name` of `x` to vectors of `size` numbers."""
-        return nn.Dense(
+        return Dense(
             size,
-            use_bias=self.use_bias,
+            bias=self.use_bias,
             dtype=self.dtype,
             kernel_init=(name == "down" and self.out_init) or self.kernel_init,
-            dot_general=dense_dot_general,
             name=name,
         )(x)

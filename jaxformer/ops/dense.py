@@ -19,6 +19,7 @@ Axes = tuple[Sequence[int], Sequence[int]]
 # product on one thread and a batch of parts on several: with 2 cores, JAX 0.10 does so from 2 parts
 # on and JAX 0.12 from 4.
 _PARTS = 4
+_LOW = jnp.bfloat16, jnp.float16
 TPU_ROWS = 8
 """With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
 
@@ -100,6 +101,41 @@ def padded_matmul(
     return jnp.matmul(jnp.pad(x, more), matrix, **options)[..., :rows, :]
 
 
+def add_bias(x: Float[Array, "..."], bias: Float[Array, "*O"]) -> Float[Array, "..."]:
+    """`x` [*R, *O] + `bias`, in the type of `x`; the gradient of `bias` is summed in float32.
+
+    The plain twin is `x + bias.astype(x.dtype)`, whose gradient is summed in the type of `x`. If
+    `x` has 16 bits, the sum is a product with ones: the vector unit of a TPU v5e has no addition in
+    bfloat16, and takes 35 times as long.
+    """
+    return _add_low_bias(x, bias) if x.dtype in _LOW else _add(x, bias)
+
+
+def _add(x: Array, bias: Array) -> Array:
+    return x + jnp.expand_dims(bias.astype(x.dtype), tuple(range(x.ndim - bias.ndim)))
+
+
+@jax.custom_vjp
+def _add_low_bias(x: Array, bias: Array) -> Array:
+    return _add(x, bias)
+
+
+def _add_low_bias_forward(x: Array, bias: Array) -> tuple[Array, Array]:
+    return _add(x, bias), bias
+
+
+def _add_low_bias_backward(bias: Array, d_out: Array) -> tuple[Array, Array]:
+    rows = d_out.shape[: d_out.ndim - bias.ndim]
+    ones = jnp.ones((TPU_ROWS, *rows), d_out.dtype)
+    # The outputs are one axis, as a product has them: to divide it in heads is a copy on a TPU.
+    flat = d_out.reshape(*rows, bias.size)
+    sums = jnp.tensordot(ones, flat, len(rows), preferred_element_type=jnp.float32)
+    return d_out, sums[0].reshape(bias.shape).astype(bias.dtype)
+
+
+_add_low_bias.defvjp(_add_low_bias_forward, _add_low_bias_backward)
+
+
 def logits_matmul(
     x: Float[Array, "... D"], matrix: Float[Array, "D V"] | QuantizedMatrix
 ) -> Float32[Array, "... V"]:
@@ -113,7 +149,7 @@ def logits_matmul(
         out = int8_matmul(x.reshape(-1, x.shape[-1]), matrix)
         return out.reshape(*x.shape[:-1], -1)
     # Unlike `dense_dot_general`, never in parts: parts of a transposed table would be copies.
-    if x.dtype in (jnp.bfloat16, jnp.float16):
+    if x.dtype in _LOW:
         # Without a reshape a TPU's compiler fuses the gradient of the logits into the products.
         return _low_matmul(x, matrix)
     out = x.reshape(-1, matrix.shape[0]) @ matrix.astype(x.dtype)

@@ -6,6 +6,7 @@ Run with `pytest -m compiler` on Python 3.12 with the extra `compilers`.
 import re
 import time
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from experiments.harness import cli, planning
 from jaxformer import DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
+from jaxformer.ops.dense import add_bias
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.hlo import collectives
 
@@ -65,6 +67,17 @@ def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
     sorted_sizes = re.findall(r"= \(?\w+\[([\d,]+)\]\S* .*?sort\(", text)
     assert sorted_sizes and all(int(sizes.split(",")[-1]) < 100 for sizes in sorted_sizes)
     assert text.count('custom_call_target="TopK"') == 1
+
+
+def test_the_gradient_of_a_bias_is_no_sum_on_the_vector_unit(tpu_devices):
+    leaf = partial(jax.ShapeDtypeStruct, sharding=SingleDeviceSharding(tpu_devices("v5e:2x2")[0]))
+
+    def gradient(x, bias, d_out):
+        return jax.vjp(add_bias, x, bias)[1](d_out)[1]
+
+    x, bias = leaf((2, 1024, 768), jnp.bfloat16), leaf((768,), jnp.float32)
+    text = jax.jit(gradient).lower(x, bias, x).compile().as_text() or ""
+    assert " convolution(" in text and not re.search(r"= bf16\S+ reduce\(", text)
 
 
 def test_beam_search_of_a_model_divided_over_four_chips_moves_no_parameter(tpu_devices):

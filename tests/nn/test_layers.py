@@ -8,7 +8,7 @@ import pytest
 from flax import linen as nn
 
 from jaxformer.nn import layers
-from jaxformer.nn.layers import Embedding, FeedForward, LMHead, Norm, normalize
+from jaxformer.nn.layers import Dense, Embedding, FeedForward, LMHead, Norm, normalize
 from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -156,3 +156,17 @@ def test_an_activation_and_its_derivative_are_those_of_jax(name, rng, assert_equ
     assert_equal(given[0], expected[0])
     assert_equal(given[1], expected[1])
     assert_equal(layers.ACTIVATIONS[name](x), TWINS[name](x), 1e-6)
+
+
+@pytest.mark.parametrize(("features", "axis"), [(7, -1), ((3, 7), -1), ((7,), (-2, -1))])
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_dense_layer_has_the_parameters_and_the_output_of_flax(
+    features, axis, bias, x, random_params, assert_equal
+):
+    ours = Dense(features, axis=axis, bias=bias)
+    flax = nn.DenseGeneral(features, axis=axis, use_bias=bias)
+    x = x.reshape(2, 5, 3, 4)
+    first, second = (layer.init(jax.random.key(0), x) for layer in (ours, flax))
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, first, second))
+    params = random_params(ours, x)
+    assert_equal(ours.apply({"params": params}, x), flax.apply({"params": params}, x))

@@ -64,6 +64,13 @@ def turned(x, positions, base):
     return rotate(x, Rotary(base).rotation(positions, x.shape[-1]))
 
 
+def test_rotary_moves_16_bits_to_the_layout_of_halves():
+    x = jnp.ones((2, 3, 5, 4), jnp.bfloat16)
+    program = jax.make_jaxpr(lambda x: turned(x, np.arange(3), 10_000.0))(x)
+    (split,) = (each for each in program.eqns if each.primitive.name == "split")
+    assert split.invars[0].aval.dtype == jnp.bfloat16
+
+
 def test_rotary_turns_a_pair_by_its_position():
     x = np.zeros((1, 3, 1, 4), np.float32)
     x[..., 0] = 1.0

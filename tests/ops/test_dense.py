@@ -13,6 +13,7 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.ops.dense import (
+    add_bias,
     dense_dot_general,
     int8_matmul,
     logits_matmul,
@@ -197,3 +198,15 @@ def test_a_decoding_step_on_a_mesh_pads_its_products_as_one_device_does():
         step, prompt = program(3, 1, 13), program(3, 5, 13)
     assert "f32[8,13]" in step and "platform" in step
     assert "f32[3,5,13]" in prompt and "platform" not in prompt
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("shape", [(7,), (3, 5)])
+def test_the_gradient_of_a_bias_is_summed_in_float32(dtype, shape, rng, assert_equal):
+    x, d_out = (jnp.asarray(rng.random((2, 499, *shape)), dtype) for _ in range(2))
+    bias = jnp.asarray(rng.standard_normal(shape), jnp.float32)
+    out, pull = jax.vjp(jax.jit(add_bias), x, bias)
+    assert out.dtype == dtype and jnp.array_equal(out, x + bias.astype(dtype)[None, None])
+    dx, d_bias = pull(d_out)
+    assert jnp.array_equal(dx, d_out) and d_bias.dtype == jnp.float32
+    assert_equal(d_bias, np.asarray(d_out, np.float64).sum((0, 1)), 1e-5)
