@@ -68,6 +68,8 @@ def dense_dot_general(
     vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
     positions = x.shape[x.ndim - count - 1] if x.ndim > count else 1
     if positions > 1 and math.prod(partitioned().values()) > 1:
+        if matrix.dtype in _LOW and partitioned(("tensor",)):
+            matrix = _convert_before(matrix)
         # Rows times positions could not be divided by position.
         out = jnp.matmul(x.reshape(*x.shape[: x.ndim - count], size), matrix, precision=precision)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
@@ -80,6 +82,15 @@ def dense_dot_general(
     else:
         out = matmul(vectors, matrix, precision=precision)
     return out.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
+
+
+@jax.custom_vjp
+def _convert_before(matrix: Array) -> Array:
+    """`matrix`, converted to 16 bits before its product: a TPU's kernel converts it many times."""
+    return jax.lax.optimization_barrier(matrix)
+
+
+_convert_before.defvjp(lambda matrix: (_convert_before(matrix), None), lambda _, d_out: (d_out,))
 
 
 def matmul(

@@ -187,6 +187,12 @@ def test_rows_taken_from_a_quantized_table_are_the_rounded_ones(rng, assert_equa
     assert_equal(take_rows(quantize_matrix(table, 1), ids), rounded(table, 1)[ids], 1e-6)
 
 
+def partitioned_along(axis):
+    """The context of a program that XLA partitions over two devices along `axis`."""
+    mesh = jax.sharding.AbstractMesh((2,), (axis,), (jax.sharding.AxisType.Auto,))
+    return jax.sharding.use_abstract_mesh(mesh)
+
+
 def test_a_decoding_step_on_a_mesh_pads_its_products_as_one_device_does():
     kernel = jnp.zeros((13, 7))
 
@@ -194,7 +200,7 @@ def test_a_decoding_step_on_a_mesh_pads_its_products_as_one_device_does():
         multiply = partial(dense_dot_general, kernel=kernel, dimension_numbers=ONE)
         return str(jax.make_jaxpr(multiply)(jax.ShapeDtypeStruct(shape, jnp.float32)))
 
-    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("tensor",))):
+    with partitioned_along("tensor"):
         step, prompt = program(3, 1, 13), program(3, 5, 13)
     assert "f32[8,13]" in step and "platform" in step
     assert "f32[3,5,13]" in prompt and "platform" not in prompt
@@ -210,3 +216,15 @@ def test_the_gradient_of_a_bias_is_summed_in_float32(dtype, shape, rng, assert_e
     dx, d_bias = pull(d_out)
     assert jnp.array_equal(dx, d_out) and d_bias.dtype == jnp.float32
     assert_equal(d_bias, np.asarray(d_out, np.float64).sum((0, 1)), 1e-5)
+
+
+def test_a_matrix_along_tensor_is_converted_before_its_product():
+    def program(dtype, axis):
+        multiply = partial(dense_dot_general, dimension_numbers=ONE)
+        with partitioned_along(axis):
+            shapes = (jax.ShapeDtypeStruct(shape, dtype) for shape in ((3, 5, 13), (13, 7)))
+            return str(jax.make_jaxpr(multiply)(*shapes))
+
+    assert "optimization_barrier" in program("bfloat16", "tensor")
+    assert "optimization_barrier" not in program("float32", "tensor")
+    assert "optimization_barrier" not in program("bfloat16", "sequence")
