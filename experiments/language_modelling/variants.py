@@ -35,6 +35,7 @@ def shakespeare_changes() -> Iterator[Overrides]:
             "optimizer.learning_rate": 4e-3,
             "optimizer.min_lr_ratio": 0.0,
         },
+        {"optimizer.momentum": 0.9},
     ]
     made: Overrides = {}
     for change in changes:
