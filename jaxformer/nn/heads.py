@@ -7,10 +7,10 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, as_row, softcap
+from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, softcap
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.nn.stack import make_norm
-from jaxformer.ops.dense import logits_matmul
+from jaxformer.ops.dense import add_bias, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -74,7 +74,7 @@ class MaskedLanguageModel(Model):
         x = ACTIVATIONS[self.config.feed_forward.activation](self.transform(hidden))
         x = self.transform_norm(x)
         logits = logits_matmul(x, self.encoder.embedding.table.T)
-        logits = logits + as_row(self.bias, logits.ndim).astype(logits.dtype)
+        logits = add_bias(logits, self.bias)
         return softcap(logits, self.config.output.softcap)
 
     def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:

@@ -155,7 +155,7 @@ class LMHead(nn.Module):
         logits = logits_matmul(hidden, matrix)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
-            logits = logits + as_row(bias, logits.ndim).astype(logits.dtype)
+            logits = add_bias(logits, bias)
         return softcap(logits, self.softcap)
 
 

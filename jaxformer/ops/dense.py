@@ -86,7 +86,7 @@ def dense_dot_general(
 
 @jax.custom_vjp
 def _convert_before(matrix: Array) -> Array:
-    """`matrix`, converted to 16 bits before its product: a TPU's kernel converts it many times."""
+    """`matrix`, converted to 16 bits before its products: XLA would do it in each of them."""
     return jax.lax.optimization_barrier(matrix)
 
 
@@ -173,8 +173,7 @@ def _low_matmul(x: Array, matrix: Array) -> Array:
 
 
 def _low_matmul_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    # Without the barrier XLA converts the matrix again in each product that reads it.
-    low = jax.lax.optimization_barrier(matrix.astype(x.dtype))
+    low = _convert_before(matrix.astype(x.dtype))
     if math.prod(x.shape[:-1]) < TPU_ROWS:
         rows = x.reshape(-1, x.shape[-1])
         out = matmul(rows, low, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], -1)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 import zlib
 from pathlib import Path
 from typing import NamedTuple
@@ -623,16 +624,19 @@ def test_a_with_block_that_ends_in_an_error_has_saved_all(tmp_path):
 @pytest.mark.long
 def test_saves_leave_no_lists_behind(checkpoints):
     def lists() -> int:
-        gc.collect()
-        return sum(type(item) is list for item in gc.get_objects())
+        counts = []
+        for _ in range(5):  # other threads have some for a moment
+            time.sleep(0.05)
+            gc.collect()
+            counts.append(sum(type(item) is list for item in gc.get_objects()))
+        return min(counts)
 
     counts = []
     for step in range(1, 7):
         checkpoints.save(step, make_state(step), {})
         checkpoints.wait()
         counts.append(lists())
-    # What orbax asks of tensorstore left 24 a save; another thread may have some for a moment.
-    assert np.median(np.diff(counts[2:])) < 12, counts
+    assert counts[-1] - counts[2] < 12, counts  # what orbax asks of tensorstore left 24 a save
 
 
 def test_a_donated_state_is_saved_as_it_was_when_save_returned(checkpoints):

@@ -44,6 +44,8 @@ class Fault(NamedTuple):
     name: str
     short: Callable[[Path], Count] | None
     full: Callable[[Path], Count]
+    packages: tuple[str, ...] = ()
+    """Those of extras that it needs."""
 
 
 FAULTS = (
@@ -107,6 +109,7 @@ FAULTS = (
         "F13 kill -9 at a random moment of a training in a bucket, resumed",
         None,
         lambda folder: bucket_trainings.killed(folder, 20),
+        bucket_trainings.PACKAGES,
     ),
     Fault("F12 the clock goes back while training", None, shortages.clock),
     Fault(
@@ -149,6 +152,8 @@ def run(pool: Executor, *, full: bool, only: str = "") -> Iterable[dict]:
         for number, fault in enumerate(FAULTS)
         if only in fault.name and getattr(fault, form) is not None
     ]
+    for name in {name for number in chosen for name in FAULTS[number].packages}:
+        optional_dependencies.load(name)
     with tempfile.TemporaryDirectory(dir=_place()) as root:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -188,9 +193,6 @@ def main() -> int:
     parser.add_argument("--only", default="", help="a part of the names of those to run")
     parser.add_argument("--out", default="faults.json", help="where the counts are written")
     options = parser.parse_args()
-    if options.full:
-        for name in bucket_trainings.PACKAGES:
-            optional_dependencies.load(name)
     os.environ["JAX_PLATFORMS"] = "cpu"
     rows = []
     # Forked, as children are: from a process that has imported all and started nothing.
