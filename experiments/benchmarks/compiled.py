@@ -22,14 +22,15 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import DEVICE_FUNCTIONS
 
 _STEP = "language_modelling --preset gpt2_124m"
+_ON_V5E = f"{_STEP} --target v5e"
 _RECOMPUTED = "--training.grad_accumulation 1 --training.remat blocks"
-_ONE_CHIP = f"{_STEP} --target v5e --data.batch_size 12 {_RECOMPUTED}"
+_ONE_CHIP = f"{_ON_V5E} --data.batch_size 12 {_RECOMPUTED}"
 _FOUR_CHIPS = (
     f"{_STEP} --target v5e:2x2 --strategy sharded --mesh fsdp=4 --training.gather_at use "
     f"--data.batch_size 48 {_RECOMPUTED}"
 )
 STEPS = {
-    "jaxformer, nothing recomputed": f"{_STEP} --target v5e",
+    "jaxformer, nothing recomputed": _ON_V5E,
     "jaxformer, blocks recomputed": _ONE_CHIP,
     "jaxformer, blocks recomputed, logits in chunks": f"{_ONE_CHIP} --training.loss_chunk 2048",
     "jaxformer, fsdp=4, blocks recomputed": _FOUR_CHIPS,
@@ -38,6 +39,20 @@ STEPS = {
     ),
 }
 """Arguments of `plan` by the name of a training step; 12 rows of 1,024 tokens a chip and part."""
+
+_WIDER = "--model.d_model 1536 --model.d_ff 6144 --model.num_heads 24"
+_NARROWER = "--model.d_model 384 --model.d_ff 1536 --model.num_heads 6"
+_ROWS = "--model.max_len {0} --data.seq_len {0} --data.batch_size {1}"
+GROWTH = {
+    "GPT-2: 12 layers of 768, rows of 1,024": _ON_V5E,
+    "6 layers": f"{_ON_V5E} --model.num_decoder_layers 6",
+    "24 layers": f"{_ON_V5E} --model.num_decoder_layers 24",
+    "12 layers of 384": f"{_ON_V5E} {_NARROWER}",
+    "12 layers of 1,536": f"{_ON_V5E} {_WIDER}",
+    "rows of 4,096": f"{_ON_V5E} {_ROWS.format(4_096, 120)}",
+    "rows of 12,288": f"{_ON_V5E} {_ROWS.format(12_288, 40)}",
+}
+"""Arguments of `plan` by what is changed of GPT-2's model; a step has 40 parts of 12,288 tokens."""
 
 _SCANNED = "--model.scan_layers"
 _COPIES = f"--strategy replicated {_SCANNED}"
@@ -98,8 +113,13 @@ DECODINGS = {
 }
 """Arguments of `plan` by the name of a decoding."""
 
-TABLES = {"compiled": STEPS, "compiled_runs": RUNS, "compiled_decoding": DECODINGS}
-PROGRAMS = STEPS | RUNS | DECODINGS
+TABLES = {
+    "compiled": STEPS,
+    "compiled_growth": GROWTH,
+    "compiled_runs": RUNS,
+    "compiled_decoding": DECODINGS,
+}
+PROGRAMS = STEPS | GROWTH | RUNS | DECODINGS
 _COLUMNS = {"sampling": "decoding", "beam": "decoding"} | {
     name: name for name in ("step", "validation", "averaging")
 }

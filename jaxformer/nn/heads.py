@@ -7,7 +7,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, softcap
+from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.nn.stack import make_norm
 from jaxformer.ops.dense import add_bias, logits_matmul
@@ -46,11 +46,11 @@ class MaskedLanguageModel(Model):
         config = self.config
         self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
         init = config.dense_init
-        self.transform: nn.Dense = nn.Dense(config.d_model, dtype=config.dtype, kernel_init=init)
+        self.transform: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)
         self.transform_norm: Norm = make_norm(config)
         self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
         if config.pooler != "none":
-            self.next_sentence: nn.Dense = nn.Dense(2, dtype=config.dtype, kernel_init=init)
+            self.next_sentence: Dense = Dense(2, dtype=config.dtype, kernel_init=init)
 
     def __call__(
         self,
@@ -180,9 +180,9 @@ class SpanPredictor(nn.Module):
         return jnp.swapaxes(dense_head(self.backbone.config, 2)(x), 1, 2)
 
 
-def dense_head(config: TransformerConfig, size: int) -> nn.Dense:
+def dense_head(config: TransformerConfig, size: int) -> Dense:
     """The layer `head` of a task with `size` outputs."""
-    return nn.Dense(size, dtype=config.dtype, kernel_init=config.dense_init, name="head")
+    return Dense(size, dtype=config.dtype, kernel_init=config.dense_init, name="head")
 
 
 def take_positions(

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
-from jaxformer.nn.layers import Embedding, LMHead
+from jaxformer.nn.layers import Dense, Embedding, LMHead
 from jaxformer.nn.stack import ScannedStack, Stack
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
@@ -305,7 +305,7 @@ class EncoderOnly(Model):
             self.type_embedding: Embedding = make_embedding(config, config.embeddings.num_types)
         self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
         if config.pooler != "none":
-            self.pooler: nn.Dense = nn.Dense(
+            self.pooler: Dense = Dense(
                 config.d_model, dtype=config.dtype, kernel_init=config.dense_init
             )
 
