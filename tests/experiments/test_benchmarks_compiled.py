@@ -19,6 +19,13 @@ def test_every_chip_has_the_rows_that_maxtext_had(name):
     assert config.training.attention_fn == "auto"
 
 
+@pytest.mark.parametrize("name", compiled.GROWTH)
+def test_every_part_has_as_many_tokens_whatever_grows(name):
+    config = compiled.config_of(name)
+    rows = config.data.batch_size / config.training.grad_accumulation
+    assert rows * config.data.seq_len == 12_288
+
+
 def test_every_run_is_a_preset_with_flash_attention_on_devices_that_its_mesh_fills():
     for name in compiled.RUNS:
         config = compiled.config_of(name)

@@ -2,11 +2,11 @@
 
 `start` runs a command: `parse` makes a configuration of presets, files and options, `run` an exit
 code of an error. `config_files` turns configurations into JSON and back, `import_by_name` finds a
-user's functions, `display` shows what a command does.
+user's functions, `display` shows what a command does, `own_command` is how it was started.
 """
 
 from experiments.harness.cli import config_files, display
-from experiments.harness.cli.command_line import parse, start
+from experiments.harness.cli.command_line import own_command, parse, start
 from experiments.harness.cli.config_files import (
     import_by_name,
     is_import_name,
@@ -22,6 +22,7 @@ __all__ = [
     "import_by_name",
     "is_import_name",
     "name_of",
+    "own_command",
     "parse",
     "run",
     "say",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import shlex
 import sys
 import typing
 from collections.abc import Callable, Mapping
@@ -58,6 +59,11 @@ def start(
         main(parse(named, None, description, **parsing))
 
     sys.exit(run(command))
+
+
+def own_command() -> str:
+    """The command of this process, without this machine's path of Python: another repeats it."""
+    return shlex.join(["python", *sys.orig_argv[1:]])
 
 
 def _parse(

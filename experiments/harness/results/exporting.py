@@ -1,8 +1,6 @@
 """A run as a folder for transformers."""
 
 import json
-import shlex
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
@@ -115,11 +113,10 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
     )
     written = cli.config_files.plain(config)
     settings = {name: value for name, value in written.items() if name in groups}
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
     return _template().render(
         task=run.task,
         name=config.name,
-        command=shlex.join(["python", "-m", getattr(spec, "name", "experiments"), *sys.argv[1:]]),
+        command=cli.own_command(),
         corpus=data.corpus,
         parts={part: [Path(x).name for x in paths if x] for part, paths in names.items()},
         tokenizer=Path(data.tokenizer).name,

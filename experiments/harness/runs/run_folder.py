@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import time
@@ -333,8 +332,7 @@ def _environment() -> dict:
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "time": now(),
-        # Without this machine's path of Python: another repeats it.
-        "command": shlex.join(["python", *sys.orig_argv[1:]]),
+        "command": cli.own_command(),
     }
 
 
