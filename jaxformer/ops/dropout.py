@@ -138,7 +138,9 @@ class Dropout(NamedTuple):
             return x
         shape = (*x.shape[:-1], 1) if whole_vectors else x.shape
         keep = self.dropout_rng.keep_mask(self.name, shape, self.rate)
-        return jnp.where(keep, x * jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)
+        # A product, not a choice between x and 0: after that, XLA on a CPU recomputes the sums and
+        # masks of all earlier blocks in each gradient of a post-norm model.
+        return x * jnp.where(keep, jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)
 
 
 _ODD = np.uint32(0x9E3779B9)  # 2^32 divided by the golden ratio
