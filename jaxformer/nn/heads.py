@@ -69,6 +69,19 @@ class MaskedLanguageModel(Model):
         hidden = take_positions(encoded.hidden, masked_positions)
         return MaskedLMOutput(self.lm_head(hidden), self.next_sentence_head(encoded.pooled))
 
+    def hidden(
+        self,
+        tokens: Int[AnyArray, "B T"],
+        padding_mask: Bool[AnyArray, "B T"] | None = None,
+        token_type_ids: Int[AnyArray, "B T"] | None = None,
+        masked_positions: Int[AnyArray, "B P"] | None = None,
+        *,
+        dropout_rng: DropoutRng | None = None,
+    ) -> Float[Array, "B P D"]:
+        """The encoder's output, from which `lm_head` makes the logits of `__call__`."""
+        encoded = self.encode(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+        return take_positions(encoded.hidden, masked_positions)
+
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
         x = ACTIVATIONS[self.config.feed_forward.activation](self.transform(hidden))

@@ -1,6 +1,7 @@
 """Cross-entropy as (sum in nats, number of tokens), from all logits at once or chunk by chunk."""
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -9,6 +10,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.ops.partitioning import partitioned
+
+Sums = tuple[jax.Array, dict[str, jax.Array]]
+"""A loss in nats, and further sums by name; all are scalars."""
 
 
 def cross_entropy(
@@ -35,34 +39,40 @@ def cross_entropy(
     return jnp.sum(jnp.where(loss_mask, nats, 0.0)), jnp.sum(loss_mask, dtype=jnp.float32)
 
 
-def chunked_cross_entropy(
+def chunked_sums(
+    sums_of: Callable[..., Sums],
     lm_head: Callable[[Float[Array, "M D"]], Float[Array, "M V"]],
-    hidden: Float[Array, "*shape D"],
-    labels: Int[Array, "*shape"],
-    loss_mask: Bool[Array, "*shape"],
-    label_smoothing: float = 0.0,
-    z_loss: float = 0.0,
-    *,
+    hidden: Sequence[Float[Array, "*shape D"]],
+    *leaves: jax.Array,
     chunk: int,
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """`cross_entropy` of `lm_head(hidden)`, with the logits of `chunk` tokens at a time.
+) -> Sums:
+    """sums_of(logits, *leaves), of `chunk` tokens at a time.
 
-    A device that has some of the positions computes at most `chunk` tokens of its own at a time.
-    The gradient goes to `hidden` and to all arrays that `lm_head` uses, such as parameters. It is
-    computed in the forward pass; the backward pass only scales it. Forward-mode derivatives
-    (`jax.jvp`) are not supported. Raises `ValueError` for `chunk` below 1.
+    `logits` are `lm_head` of each array of `hidden`; a leaf, such as labels, has the shape [*shape]
+    or [*shape, ...]. `sums_of` returns (nats, {name: sum}), each of which is a sum over tokens, and
+    0 where all leaves are. A device that has some of the tokens computes at most `chunk` of its own
+    at a time.
+
+    The gradient of nats goes to `hidden` and to all arrays that `lm_head` uses, such as parameters;
+    the leaves and the further sums have none. It is computed in the forward pass; the backward pass
+    only scales it. Forward-mode derivatives (`jax.jvp`) are not supported. Raises `ValueError` for
+    `chunk` below 1.
     """
     if chunk < 1:
         raise ValueError(f"chunk={chunk}, but it must be at least 1 token")
     chunk *= partitioned(("sequence",)).get("sequence", 1)  # each device has a part of a chunk
-    count = -(-labels.size // chunk)
-    split = partial(_split, count=count, size=-(-labels.size // count))
-    flat = hidden.reshape(labels.size, -1), labels.reshape(-1), loss_mask.reshape(-1)
-    chunks = [split(leaf) for leaf in flat]
+    shape = hidden[0].shape[:-1]
+    tokens = math.prod(shape)
+    count = -(-tokens // chunk)
+
+    def split(leaf: jax.Array) -> jax.Array:
+        return _split(leaf.reshape(tokens, *leaf.shape[len(shape) :]), count, -(-tokens // count))
+
+    hidden, leaves = jax.tree.map(split, (tuple(hidden), leaves))
     # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
-    head, params = jax.closure_convert(lambda hidden: lm_head(hidden), chunks[0][0])
-    nats: jax.Array = _chunked(head, (label_smoothing, z_loss), params, *chunks)
-    return nats, jnp.sum(loss_mask, dtype=jnp.float32)
+    head, params = jax.closure_convert(lambda hidden: lm_head(hidden), hidden[0][0])
+    sums: Sums = _chunked(sums_of, head, params, hidden, leaves)
+    return sums
 
 
 def token_log_probs(
@@ -168,7 +178,7 @@ def _slope(
     )
 
 
-def _split(leaf: jax.Array, *, count: int, size: int) -> jax.Array:
+def _split(leaf: jax.Array, count: int, size: int) -> jax.Array:
     """`leaf` [M, ...], with zeros at the end, as [count, size, ...]."""
     padding = [(0, count * size - leaf.shape[0])] + [(0, 0)] * (leaf.ndim - 1)
     return jnp.pad(leaf, padding).reshape(count, size, *leaf.shape[1:])
@@ -176,45 +186,44 @@ def _split(leaf: jax.Array, *, count: int, size: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(
+    sums_of: Callable[..., Sums],
     head: Callable[..., jax.Array],
-    terms: tuple[float, float],
     params: Any,
-    hidden: jax.Array,
-    labels: jax.Array,
-    loss_mask: jax.Array,
-) -> jax.Array:
-    """The sum of the cross-entropy over all chunks: the first axis of the last three arguments.
+    hidden: tuple[jax.Array, ...],
+    leaves: tuple[jax.Array, ...],
+) -> Sums:
+    """The sums over all chunks: the first axis of `hidden` and `leaves`."""
 
-    `terms` are label_smoothing and z_loss.
-    """
+    def sums(chunk):
+        hidden, leaves = chunk
+        return sums_of([head(x, *params) for x in hidden], *leaves)
 
-    def add(total, chunk):
-        hidden, labels, loss_mask = chunk
-        logits = head(hidden, *params)
-        return total + cross_entropy(logits, labels, loss_mask, *terms)[0], None
-
-    return jax.lax.scan(add, jnp.zeros(()), (hidden, labels, loss_mask))[0]
+    return _total(jax.lax.map(sums, (hidden, leaves)))
 
 
-def _chunked_forward(head, terms, params, hidden, labels, loss_mask):
-    def add(sums, chunk):
-        hidden, labels, loss_mask = chunk
+def _chunked_forward(sums_of, head, params, hidden, leaves):
+    def add(grads, chunk):
+        hidden, leaves = chunk
 
-        def total(params, hidden):
-            logits = head(hidden, *params)
-            return cross_entropy(logits, labels, loss_mask, *terms)[0]
+        def sums(params, hidden):
+            return sums_of([head(x, *params) for x in hidden], *leaves)
 
-        nats, (grads, slope) = jax.value_and_grad(total, argnums=(0, 1))(params, hidden)
-        return jax.tree.map(jnp.add, sums, (nats, grads)), slope
+        of_chunk = jax.value_and_grad(sums, argnums=(0, 1), has_aux=True)
+        total, (more, slopes) = of_chunk(params, hidden)
+        return jax.tree.map(jnp.add, grads, more), (total, slopes)
 
-    zeros = jnp.zeros(()), jax.tree.map(jnp.zeros_like, params)
-    (nats, grads), slope = jax.lax.scan(add, zeros, (hidden, labels, loss_mask))
-    return nats, (grads, slope)
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    grads, (sums, slopes) = jax.lax.scan(add, zeros, (hidden, leaves))
+    return _total(sums), (grads, slopes)
 
 
-def _chunked_backward(head, terms, slopes, cotangent):
-    scaled = jax.tree.map(lambda leaf: leaf * cotangent.astype(leaf.dtype), slopes)
-    return *scaled, None, None
+def _chunked_backward(sums_of, head, slopes, cotangents):
+    nats, _ = cotangents
+    return *jax.tree.map(lambda leaf: leaf * nats.astype(leaf.dtype), slopes), None
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def _total(sums: Any) -> Any:
+    return jax.tree.map(partial(jnp.sum, axis=0), sums)

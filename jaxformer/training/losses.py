@@ -15,7 +15,8 @@ is one pass and no divergence.
 distribution of `batch.teacher_logits` [B, T, V], whose sum is the auxiliary sum "teacher_loss".
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -25,7 +26,7 @@ from flax import linen as nn
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
 from jaxformer.ops.cross_entropy import (
-    chunked_cross_entropy,
+    chunked_sums,
     cross_entropy,
     soft_cross_entropy,
     symmetric_kl,
@@ -75,8 +76,8 @@ def seq2seq_loss(
         inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
         return (batch.source, inputs, batch.source != pad), labels, labels != pad
 
-    nats_of = _make_cross_entropy(model, loss_chunk, label_smoothing, z_loss)
-    return _token_loss(model, inputs_and_labels, nats_of, r_drop, distillation, loss_chunk)
+    terms = _Terms(label_smoothing, z_loss, r_drop, distillation)
+    return _token_loss(model, inputs_and_labels, terms, loss_chunk)
 
 
 def causal_loss(
@@ -102,8 +103,7 @@ def causal_loss(
         inputs = (None if leaf is None else leaf[:, :-1] for leaf in leaves)
         return inputs, batch.tokens[:, 1:], batch.loss_mask
 
-    nats_of = _make_cross_entropy(model, loss_chunk, z_loss=z_loss)
-    return _token_loss(model, inputs_and_labels, nats_of, r_drop, loss_chunk=loss_chunk)
+    return _token_loss(model, inputs_and_labels, _Terms(z_loss=z_loss, r_drop=r_drop), loss_chunk)
 
 
 def masked_loss(
@@ -136,8 +136,7 @@ def masked_loss(
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
         return inputs, batch.labels, batch.loss_mask
 
-    nats_of = _make_cross_entropy(model, loss_chunk, z_loss=z_loss)
-    return _token_loss(model, inputs_and_labels, nats_of, r_drop, loss_chunk=loss_chunk)
+    return _token_loss(model, inputs_and_labels, _Terms(z_loss=z_loss, r_drop=r_drop), loss_chunk)
 
 
 def masked_and_next_sentence_loss(
@@ -149,7 +148,7 @@ def masked_and_next_sentence_loss(
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
     """
-    nats_of = _make_cross_entropy(model, loss_chunk, z_loss=z_loss)
+    sums_of = _make_sums(model, _Terms(z_loss=z_loss), loss_chunk)
 
     def loss(params, batch, rng):
         def outputs(model, *inputs, dropout_rng):
@@ -160,12 +159,16 @@ def masked_and_next_sentence_loss(
             return hidden, model.next_sentence_head(encoded.pooled)
 
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
-        output, next_logits = _apply(model, params, batch, rng, *inputs, method=outputs)
-        nats, tokens = nats_of(params, output, batch.labels, batch.loss_mask)
+        dropout_rng = _dropout_rng(rng, batch.example_ids)
+        output, next_logits = model.apply(
+            {"params": params}, *inputs, dropout_rng=dropout_rng, method=outputs
+        )
+        nats, _ = sums_of(params, [output], batch.labels, batch.loss_mask)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
         )
-        return nats + batch.masked_positions.shape[1] * sentence, tokens
+        nats += batch.masked_positions.shape[1] * sentence
+        return nats, jnp.sum(batch.loss_mask, dtype=jnp.float32)
 
     return loss
 
@@ -178,7 +181,8 @@ def classification_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        logits = _apply(model, params, batch, rng, *_row_inputs(batch))
+        dropout_rng = _dropout_rng(rng, batch.example_ids)
+        logits = model.apply({"params": params}, *_row_inputs(batch), dropout_rng=dropout_rng)
         return cross_entropy(logits, batch.labels, batch.loss_mask)
 
     return loss
@@ -192,7 +196,8 @@ def span_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        logits = _apply(model, params, batch, rng, *_row_inputs(batch))
+        dropout_rng = _dropout_rng(rng, batch.example_ids)
+        logits = model.apply({"params": params}, *_row_inputs(batch), dropout_rng=dropout_rng)
         logits = jnp.where(batch.padding_mask[:, None], logits, jnp.finfo(logits.dtype).min)
         counts = jnp.broadcast_to(batch.loss_mask[:, None], batch.labels.shape)
         nats, num_labels = cross_entropy(logits, batch.labels, counts)
@@ -207,89 +212,91 @@ def _row_inputs(batch: Any) -> tuple[Any, ...]:
     return batch.tokens, batch.padding_mask, *(() if types is None else (types,))
 
 
-_CrossEntropy = Callable[..., tuple[jax.Array, jax.Array]]
+@dataclass(frozen=True)
+class _Terms:
+    """What is added to the cross-entropy of tokens, as the module explains."""
+
+    label_smoothing: float = 0.0
+    z_loss: float = 0.0
+    r_drop: float = 0.0
+    distillation: float = 0.0
+
+    def __call__(
+        self,
+        passes: Sequence[jax.Array],
+        labels: jax.Array,
+        loss_mask: jax.Array,
+        teacher_logits: jax.Array | None = None,
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The sum in nats and further sums of the logits [..., V] of each pass."""
+
+        def mean(term: Callable[[jax.Array], jax.Array]) -> Any:
+            return sum(map(term, passes)) / len(passes)
+
+        options = self.label_smoothing, self.z_loss
+        nats = mean(lambda logits: cross_entropy(logits, labels, loss_mask, *options)[0])
+        auxiliary = {}
+        if teacher_logits is not None:
+            teacher = mean(lambda logits: soft_cross_entropy(logits, teacher_logits, loss_mask))
+            nats = (1.0 - self.distillation) * nats + self.distillation * teacher
+            auxiliary["teacher_loss"] = teacher
+        if len(passes) == 2:
+            auxiliary["kl"] = symmetric_kl(*passes, loss_mask)
+            nats += self.r_drop / 2.0 * auxiliary["kl"]
+        return nats, auxiliary
 
 
-def _make_cross_entropy(
-    model: nn.Module, loss_chunk: int, label_smoothing: float = 0.0, z_loss: float = 0.0
-) -> _CrossEntropy:
-    """nats_of(params, logits or hidden, labels, mask); hidden where there are chunks."""
+def _make_sums(
+    model: nn.Module, terms: _Terms, loss_chunk: int
+) -> Callable[..., tuple[jax.Array, dict[str, jax.Array]]]:
+    """sums_of(params, passes, *leaves): `terms` of logits, or of hidden where there are chunks."""
     if not loss_chunk:
-        return lambda _, logits, labels, loss_mask: cross_entropy(
-            logits, labels, loss_mask, label_smoothing, z_loss
-        )
+        return lambda _, passes, *leaves: terms(passes, *leaves)
     if not hasattr(model, "hidden"):
         raise ConfigError(
             f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
             f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
         )
 
-    def nats_of(params, hidden, labels, loss_mask):
+    def sums_of(params, passes, *leaves):
         params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
 
         def lm_head(hidden: jax.Array) -> Any:
             return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
 
-        return chunked_cross_entropy(
-            lm_head, hidden, labels, loss_mask, label_smoothing, z_loss, chunk=loss_chunk
-        )
+        return chunked_sums(terms, lm_head, passes, *leaves, chunk=loss_chunk)
 
-    return nats_of
+    return sums_of
 
 
 def _token_loss(
     model: nn.Module,
     inputs_and_labels: Callable[[Any], tuple[Iterable[Any], jax.Array, jax.Array]],
-    nats_of: _CrossEntropy,
-    r_drop: float = 0.0,
-    distillation: float = 0.0,
-    loss_chunk: int = 0,
+    terms: _Terms,
+    loss_chunk: int,
 ) -> Loss:
     """The loss of predicting the labels of inputs_and_labels(batch), which also has their mask."""
-    for name, weight in (("r_drop", r_drop), ("distillation", distillation)):
-        if weight and loss_chunk:
-            raise ConfigError(
-                f"{name}={weight} compares all logits of two distributions, but loss_chunk="
-                f"{loss_chunk} keeps those of a chunk only: give loss_chunk=0"
-            )
+    sums_of = _make_sums(model, terms, loss_chunk)
+    method = "hidden" if loss_chunk else "__call__"
 
     def loss(params, batch, rng):
-        use_r_drop = r_drop and rng is not None
-        batch = _twice(batch) if use_r_drop else batch
         inputs, labels, loss_mask = inputs_and_labels(batch)
-        method = "hidden" if loss_chunk else "__call__"
-        output = _apply(model, params, batch, rng, *inputs, method=method)
-        logits = getattr(output, "logits", output)  # a masked language model has further outputs
-        nats, tokens = nats_of(params, logits, labels, loss_mask)
-        auxiliary = {}
-        if distillation:
-            teacher_nats = soft_cross_entropy(logits, batch.teacher_logits, loss_mask)
-            nats = (1.0 - distillation) * nats + distillation * teacher_nats
-            auxiliary["teacher_loss"] = teacher_nats / 2.0 if use_r_drop else teacher_nats
-        if use_r_drop:
-            first, second = jnp.split(logits, 2)
-            kl = symmetric_kl(first, second, jnp.split(loss_mask, 2)[0])
-            nats, tokens = (nats + r_drop * kl) / 2.0, tokens / 2.0
-            auxiliary["kl"] = kl
+        ids, count = batch.example_ids, 1
+        if terms.r_drop and rng is not None:  # each row twice, with ids of other dropout masks
+            ids, count = jnp.stack([ids, ~ids], axis=1).reshape(-1), 2
+            inputs = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), tuple(inputs))
+        dropout_rng = _dropout_rng(rng, ids)
+        output = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+        output = getattr(output, "logits", output)  # a masked language model has further outputs
+        rows = output.reshape(-1, count, *output.shape[1:])
+        passes = [rows[:, number] for number in range(count)]
+        leaves = (labels, loss_mask, *([batch.teacher_logits] if terms.distillation else []))
+        nats, auxiliary = sums_of(params, passes, *leaves)
+        tokens = jnp.sum(loss_mask, dtype=jnp.float32)
         return (nats, tokens, auxiliary) if auxiliary else (nats, tokens)
 
     return loss
 
 
-def _twice(batch: Any) -> Any:
-    """The rows of `batch`, and the same rows with other example ids: their dropout differs."""
-    rows = batch, batch._replace(example_ids=~batch.example_ids)
-    return jax.tree.map(lambda *x: jnp.concatenate(x) if jnp.ndim(x[0]) else x[0], *rows)
-
-
-def _apply(
-    model: nn.Module,
-    params: Any,
-    batch: Any,
-    rng: jax.Array | None,
-    *inputs: Any,
-    method: Any = None,
-) -> Any:
-    """The result of `method` of the model for `inputs`, with dropout unless `rng` is None."""
-    dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
-    return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+def _dropout_rng(rng: jax.Array | None, example_ids: jax.Array) -> DropoutRng | None:
+    return None if rng is None else DropoutRng.create(rng, example_ids)

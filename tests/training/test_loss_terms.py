@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from jaxformer.config import EmbeddingOptions, TransformerConfig
-from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import (
-    chunked_cross_entropy,
+    chunked_sums,
     cross_entropy,
     soft_cross_entropy,
     symmetric_kl,
@@ -66,7 +65,10 @@ def test_z_loss_adds_the_square_of_the_log_normalizer_of_each_token():
         return cross_entropy(logits, labels, mask, 0.1)[0] + 0.7 * jnp.sum(squares * mask)
 
     def chunked(logits):
-        return chunked_cross_entropy(lambda x: x, logits, labels, mask, 0.1, 0.7, chunk=4)[0]
+        def sums_of(passes, labels, mask):
+            return cross_entropy(passes[0], labels, mask, 0.1, 0.7)[0], {}
+
+        return chunked_sums(sums_of, lambda x: x, [logits], labels, mask, chunk=4)[0]
 
     for given in (lambda x: cross_entropy(x, labels, mask, 0.1, 0.7)[0], chunked):
         jax.tree.map(close, jax.value_and_grad(given)(logits), jax.value_and_grad(expected)(logits))
@@ -181,10 +183,24 @@ def test_a_teacher_that_knows_the_labels_adds_their_cross_entropy(params, taught
         assert set(both[2]) == {"teacher_loss", *(["kl"] if options else [])}
 
 
-@pytest.mark.parametrize("term", ["r_drop", "distillation"])
-def test_terms_that_compare_distributions_need_all_logits_at_once(term):
-    with pytest.raises(ConfigError, match=rf"{term}=2.5 compares .* give loss_chunk=0"):
-        seq2seq_loss(EncoderDecoder(SMALL), pad=PAD, loss_chunk=4, **{term: 2.5})
+@pytest.mark.parametrize("terms", [{"r_drop": 2.5}, {"r_drop": 2.5, "distillation": 0.3}])
+def test_terms_that_compare_distributions_may_be_computed_in_chunks(params, taught, terms):
+    terms = {"pad": PAD, "label_smoothing": 0.1, "z_loss": 0.01, **terms}
+    rng = jax.random.key(3)
+
+    def computed(chunk):
+        loss = seq2seq_loss(EncoderDecoder(SMALL), loss_chunk=chunk, **terms)
+
+        def nats_first(params):
+            nats, *others = loss(params, taught, rng)
+            return nats, others
+
+        return jax.jit(jax.value_and_grad(nats_first, has_aux=True))(params)
+
+    whole = computed(0)
+    for chunk in (5, 97):
+        jax.tree.map(close, computed(chunk), whole)
+    assert whole[0][1][1]["kl"] > 0.01
 
 
 def test_word_dropout_sets_whole_embeddings_to_zero_and_scales_the_others(random_params):

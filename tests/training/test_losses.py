@@ -21,7 +21,7 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import (
     _logsumexp_by_product,
-    chunked_cross_entropy,
+    chunked_sums,
     cross_entropy,
     token_log_probs,
 )
@@ -250,7 +250,11 @@ def in_chunks(hidden, matrix, bias, labels, valid, label_smoothing=0.0, *, chunk
     def lm_head(hidden):
         return hidden @ matrix.astype(hidden.dtype) + bias.astype(hidden.dtype)
 
-    return chunked_cross_entropy(lm_head, hidden, labels, valid, label_smoothing, chunk=chunk)
+    def sums_of(passes, *leaves):
+        nats, tokens = cross_entropy(passes[0], *leaves, label_smoothing)
+        return nats, {"tokens": tokens}
+
+    return chunked_sums(sums_of, lm_head, [hidden], labels, valid, chunk=chunk)
 
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 0.1])
@@ -272,7 +276,7 @@ def test_a_loss_in_chunks_is_the_whole_one_and_so_is_its_gradient(chunk, label_s
     exact(jax.jit(chunked)(*inputs), expected)
     jax.tree.map(exact, in_parts, slopes)
     assert not np.any(in_parts[0][~valid])
-    assert in_chunks(*inputs, labels, valid, chunk=chunk)[1] == 10
+    assert in_chunks(*inputs, labels, valid, chunk=chunk)[1]["tokens"] == 10
 
 
 def test_a_chunk_without_tokens_is_refused():
