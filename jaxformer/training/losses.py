@@ -159,10 +159,8 @@ def masked_and_next_sentence_loss(
             return hidden, model.next_sentence_head(encoded.pooled)
 
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
-        dropout_rng = _dropout_rng(rng, batch.example_ids)
-        output, next_logits = model.apply(
-            {"params": params}, *inputs, dropout_rng=dropout_rng, method=outputs
-        )
+        ids = batch.example_ids
+        output, next_logits = _apply(model, params, rng, ids, *inputs, method=outputs)
         nats, _ = sums_of(params, [output], batch.labels, batch.loss_mask)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
@@ -181,8 +179,7 @@ def classification_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        dropout_rng = _dropout_rng(rng, batch.example_ids)
-        logits = model.apply({"params": params}, *_row_inputs(batch), dropout_rng=dropout_rng)
+        logits = _apply(model, params, rng, batch.example_ids, *_row_inputs(batch))
         return cross_entropy(logits, batch.labels, batch.loss_mask)
 
     return loss
@@ -196,8 +193,7 @@ def span_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        dropout_rng = _dropout_rng(rng, batch.example_ids)
-        logits = model.apply({"params": params}, *_row_inputs(batch), dropout_rng=dropout_rng)
+        logits = _apply(model, params, rng, batch.example_ids, *_row_inputs(batch))
         logits = jnp.where(batch.padding_mask[:, None], logits, jnp.finfo(logits.dtype).min)
         counts = jnp.broadcast_to(batch.loss_mask[:, None], batch.labels.shape)
         nats, num_labels = cross_entropy(logits, batch.labels, counts)
@@ -241,7 +237,8 @@ class _Terms:
             nats = (1.0 - self.distillation) * nats + self.distillation * teacher
             auxiliary["teacher_loss"] = teacher
         if len(passes) == 2:
-            auxiliary["kl"] = symmetric_kl(*passes, loss_mask)
+            first, second = passes
+            auxiliary["kl"] = symmetric_kl(first, second, loss_mask)
             nats += self.r_drop / 2.0 * auxiliary["kl"]
         return nats, auxiliary
 
@@ -285,8 +282,7 @@ def _token_loss(
         if terms.r_drop and rng is not None:  # each row twice, with ids of other dropout masks
             ids, count = jnp.stack([ids, ~ids], axis=1).reshape(-1), 2
             inputs = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), tuple(inputs))
-        dropout_rng = _dropout_rng(rng, ids)
-        output = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+        output = _apply(model, params, rng, ids, *inputs, method=method)
         output = getattr(output, "logits", output)  # a masked language model has further outputs
         rows = output.reshape(-1, count, *output.shape[1:])
         passes = [rows[:, number] for number in range(count)]
@@ -298,5 +294,14 @@ def _token_loss(
     return loss
 
 
-def _dropout_rng(rng: jax.Array | None, example_ids: jax.Array) -> DropoutRng | None:
-    return None if rng is None else DropoutRng.create(rng, example_ids)
+def _apply(
+    model: nn.Module,
+    params: Any,
+    rng: jax.Array | None,
+    example_ids: jax.Array,
+    *inputs: Any,
+    method: Any = None,
+) -> Any:
+    """The result of `method` of the model for `inputs`, with dropout unless `rng` is None."""
+    dropout_rng = None if rng is None else DropoutRng.create(rng, example_ids)
+    return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
