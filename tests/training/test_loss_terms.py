@@ -183,6 +183,7 @@ def test_a_teacher_that_knows_the_labels_adds_their_cross_entropy(params, taught
         assert set(both[2]) == {"teacher_loss", *(["kl"] if options else [])}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("terms", [{"r_drop": 2.5}, {"r_drop": 2.5, "distillation": 0.3}])
 def test_terms_that_compare_distributions_may_be_computed_in_chunks(params, taught, terms):
     terms = {"pad": PAD, "label_smoothing": 0.1, "z_loss": 0.01, **terms}

@@ -328,7 +328,7 @@ FAMILIES = {
     "family",
     [
         "writer",
-        *(pytest.param(f, marks=pytest.mark.slow) for f in list(FAMILIES) if f != "writer"),
+        *(pytest.param(f, marks=pytest.mark.long) for f in list(FAMILIES) if f != "writer"),
     ],
 )
 def test_the_loss_of_every_family_may_be_computed_in_chunks(family, batch, random_params):
