@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.ops.partitioning import partitioned
 
-Sums = tuple[jax.Array, dict[str, jax.Array]]
+LossAndSums = tuple[jax.Array, dict[str, jax.Array]]
 """A loss in nats, and further sums by name; all are scalars."""
 
 
@@ -40,12 +40,12 @@ def cross_entropy(
 
 
 def chunked_sums(
-    sums_of: Callable[..., Sums],
+    sums_of: Callable[..., LossAndSums],
     lm_head: Callable[[Float[Array, "M D"]], Float[Array, "M V"]],
     hidden: Sequence[Float[Array, "*shape D"]],
     *leaves: jax.Array,
     chunk: int,
-) -> Sums:
+) -> LossAndSums:
     """sums_of(logits, *leaves), of `chunk` tokens at a time.
 
     `logits` are `lm_head` of each array of `hidden`; a leaf, such as labels, has the shape [*shape]
@@ -64,14 +64,15 @@ def chunked_sums(
     shape = hidden[0].shape[:-1]
     tokens = math.prod(shape)
     count = -(-tokens // chunk)
+    size = -(-tokens // count)
 
     def split(leaf: jax.Array) -> jax.Array:
-        return _split(leaf.reshape(tokens, *leaf.shape[len(shape) :]), count, -(-tokens // count))
+        return _split(leaf.reshape(tokens, *leaf.shape[len(shape) :]), count, size)
 
     hidden, leaves = jax.tree.map(split, (tuple(hidden), leaves))
     # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
     head, params = jax.closure_convert(lambda hidden: lm_head(hidden), hidden[0][0])
-    sums: Sums = _chunked(sums_of, head, params, hidden, leaves)
+    sums: LossAndSums = _chunked(sums_of, head, params, hidden, leaves)
     return sums
 
 
@@ -186,31 +187,24 @@ def _split(leaf: jax.Array, count: int, size: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(
-    sums_of: Callable[..., Sums],
+    sums_of: Callable[..., LossAndSums],
     head: Callable[..., jax.Array],
     params: Any,
     hidden: tuple[jax.Array, ...],
     leaves: tuple[jax.Array, ...],
-) -> Sums:
+) -> LossAndSums:
     """The sums over all chunks: the first axis of `hidden` and `leaves`."""
 
-    def sums(chunk):
-        hidden, leaves = chunk
-        return sums_of([head(x, *params) for x in hidden], *leaves)
-
-    return _total(jax.lax.map(sums, (hidden, leaves)))
+    sums = jax.lax.map(lambda chunk: _of_chunk(sums_of, head, params, *chunk), (hidden, leaves))
+    return _total(sums)
 
 
 def _chunked_forward(sums_of, head, params, hidden, leaves):
+    of_chunk = jax.value_and_grad(partial(_of_chunk, sums_of, head), argnums=(0, 1), has_aux=True)
+
     def add(grads, chunk):
-        hidden, leaves = chunk
-
-        def sums(params, hidden):
-            return sums_of([head(x, *params) for x in hidden], *leaves)
-
-        of_chunk = jax.value_and_grad(sums, argnums=(0, 1), has_aux=True)
-        total, (more, slopes) = of_chunk(params, hidden)
-        return jax.tree.map(jnp.add, grads, more), (total, slopes)
+        sums, (more, slopes) = of_chunk(params, *chunk)
+        return jax.tree.map(jnp.add, grads, more), (sums, slopes)
 
     zeros = jax.tree.map(jnp.zeros_like, params)
     grads, (sums, slopes) = jax.lax.scan(add, zeros, (hidden, leaves))
@@ -223,6 +217,10 @@ def _chunked_backward(sums_of, head, slopes, cotangents):
 
 
 _chunked.defvjp(_chunked_forward, _chunked_backward)
+
+
+def _of_chunk(sums_of: Any, head: Any, params: Any, hidden: Any, leaves: Any) -> Any:
+    return sums_of([head(x, *params) for x in hidden], *leaves)
 
 
 def _total(sums: Any) -> Any:

@@ -1,8 +1,9 @@
 """Losses as sums with counts: both are added over batches and devices, then divided once.
 
-`loss_chunk` is the number of tokens per chunk of logits on each device; 0 computes all logits at
-once. Sums and gradients are the same. Chunks need a model with two methods: `hidden`, with the
-arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
+`loss_chunk` is the number of tokens per chunk of logits on each device (R-Drop has two rows of
+logits for a token); 0 computes all logits at once. Sums and gradients are the same. Chunks need a
+model with two methods: `hidden`, with the arguments of `__call__`, and `lm_head(hidden)`, which
+returns the logits.
 
 `z_loss` times log(Z)^2 is added for each token (see `cross_entropy`). `r_drop` is the weight of
 R-Drop (Liang et al. 2021): each example is computed twice, with two dropout masks, and the loss is
@@ -26,6 +27,7 @@ from flax import linen as nn
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
 from jaxformer.ops.cross_entropy import (
+    LossAndSums,
     chunked_sums,
     cross_entropy,
     soft_cross_entropy,
@@ -223,7 +225,7 @@ class _Terms:
         labels: jax.Array,
         loss_mask: jax.Array,
         teacher_logits: jax.Array | None = None,
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    ) -> LossAndSums:
         """The sum in nats and further sums of the logits [..., V] of each pass."""
 
         def mean(term: Callable[[jax.Array], jax.Array]) -> Any:
@@ -243,9 +245,7 @@ class _Terms:
         return nats, auxiliary
 
 
-def _make_sums(
-    model: nn.Module, terms: _Terms, loss_chunk: int
-) -> Callable[..., tuple[jax.Array, dict[str, jax.Array]]]:
+def _make_sums(model: nn.Module, terms: _Terms, loss_chunk: int) -> Callable[..., LossAndSums]:
     """sums_of(params, passes, *leaves): `terms` of logits, or of hidden where there are chunks."""
     if not loss_chunk:
         return lambda _, passes, *leaves: terms(passes, *leaves)
