@@ -99,7 +99,7 @@ class Result(Origin):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedRun(Origin):
-    """A run that results are made of; `config_sha256` and `seed` identify it."""
+    """A run that results are made of; `config_sha256`, `seed` and `device` identify it."""
 
     seed: int
     curve: dict[str, list[list[float]]]
@@ -175,10 +175,13 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
 
 def append(path: Path, new: Sequence[Line]) -> None:
     """Adds a line for each of `new`, in place of one of the same table, system and metric, or of
-    the same settings and seed."""
-    known: list[Line] = read(path, type(new[0])) if new and path.is_file() else []
-    lines = {_key(line): line for line in (*known, *new)}
-    path.write_text("".join(map(_as_json, lines.values())), encoding="utf-8")
+    the same settings, seed and device."""
+    lines: dict[tuple[Any, ...], str] = {}
+    if new and path.is_file():
+        known = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        lines = dict(zip(map(_key, read(path, type(new[0]))), known, strict=True))
+    lines |= {_key(line): _as_json(line) for line in new}
+    path.write_text("".join(lines.values()), encoding="utf-8")
 
 
 def pages(root: Path) -> list[Path]:
@@ -234,7 +237,7 @@ def _by_system(results: Sequence[Result]) -> Table:
 
 def _key(line: Result | TrainedRun) -> tuple[Any, ...]:
     if isinstance(line, TrainedRun):
-        return line.config_sha256, line.seed
+        return line.config_sha256, line.seed, line.device
     return line.table, line.system, line.metric
 
 

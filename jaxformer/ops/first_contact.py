@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -33,6 +34,8 @@ _TIMES_REFERENCE = 8.0
 """The error that is allowed, in errors of `reference` in the same type."""
 _LEAST_ERROR = 1e-5
 _LIMIT = 120.0  # seconds
+_QUICKLY = {"xla_gpu_autotune_level": 0}
+"""Options for a GPU: XLA takes the first program of a product, as it need not be a fast one."""
 _ROUNDED_INPUTS = {"gpu": 2.0**-11, "tpu": 2.0**-8}
 """The rounding of float32 inputs by a platform's products at JAX's default precision."""
 
@@ -102,15 +105,18 @@ def _verdict(
     return Verdict(name, call, failure, time.monotonic() - start)
 
 
-def _outputs(function: Callable[..., Any], weights: Any, *inputs: Any) -> list[Any]:
-    """`function(*inputs)`, and the gradients of its sum with `weights`."""
+def _outputs(
+    function: Callable[..., Any], weights: Any, *inputs: Any, quickly: bool = False
+) -> list[Any]:
+    """`function(*inputs)`, and the gradients of its sum with `weights`; `quickly` compiled."""
 
     def loss(*inputs: Any) -> Any:
         out = function(*inputs)
         return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
 
     differentiate = jax.value_and_grad(loss, tuple(range(len(inputs))), has_aux=True)
-    (_, out), gradients = jax.jit(differentiate)(*inputs)
+    options = _QUICKLY if quickly and jax.default_backend() == "gpu" else None
+    (_, out), gradients = jax.jit(differentiate, compiler_options=options)(*inputs)
     return [out, *gradients]
 
 
@@ -157,29 +163,45 @@ def small_call(spec: AttentionSpec) -> AttentionSpec:
 
 def _difference(attention_fn: Any, call: AttentionSpec) -> str:
     """The largest difference of values and gradients, where it is too large; else empty."""
-    rng = np.random.default_rng(0)
-    shapes = (
-        (2, call.queries, call.heads, call.key_size),
-        (2, call.keys, call.kv_heads, call.key_size),
-        (2, call.keys, call.kv_heads, call.value_size),
-        (2, call.queries, call.heads, call.value_size),
-    )
-    dtype = jnp.dtype(call.dtype)
-    *inputs, weights = (rng.standard_normal(shape).astype(dtype) for shape in shapes)
-    mask, options = _mask(call, rng), _options(call, rng)
-
-    def outputs(function: Any, *arrays: Any) -> list[Any]:
-        return _outputs(lambda q, k, v: function(q, k, v, mask, **options), weights, *arrays)
-
-    results, plain = outputs(attention_fn, *inputs), outputs(reference, *inputs)
-    with jax.default_matmul_precision("highest"):
-        exact = outputs(reference, *(x.astype(np.float32) for x in inputs))
+    inputs = _inputs(call)
+    plain, exact = _truth(call)
+    results = _attend(attention_fn, call, *inputs)
     names = "values", "dq", "dk", "dv"
     for name, result, near, true in zip(names, results, plain, exact, strict=True):
         error, usual = _error(result, true), _error(near, true)
         if not error <= _TIMES_REFERENCE * usual + _LEAST_ERROR:
             return f"{name} differ by {error:.1e} of the largest, those of reference by {usual:.1e}"
     return ""
+
+
+@cache
+def _truth(call: AttentionSpec) -> tuple[list[Any], list[Any]]:
+    """The results of `reference` in the type of `call`, and in float32; every function's truth."""
+    inputs = _inputs(call)
+    with jax.default_matmul_precision("highest"):
+        exact = _attend(reference, call, *(x.astype(np.float32) for x in inputs))
+    return jax.device_get((_attend(reference, call, *inputs), exact))
+
+
+def _attend(attention_fn: Any, call: AttentionSpec, q: Any, k: Any, v: Any) -> list[Any]:
+    """The values and three gradients of `attention_fn` in `call`."""
+    rng = np.random.default_rng(1)
+    mask, options = _mask(call, rng), _options(call, rng)
+    weights = rng.standard_normal((*q.shape[:3], call.value_size)).astype(jnp.dtype(call.dtype))
+    return _outputs(
+        lambda q, k, v: attention_fn(q, k, v, mask, **options), weights, q, k, v, quickly=True
+    )
+
+
+def _inputs(call: AttentionSpec) -> list[Any]:
+    """Queries, keys and values."""
+    rng = np.random.default_rng(0)
+    shapes = (
+        (2, call.queries, call.heads, call.key_size),
+        (2, call.keys, call.kv_heads, call.key_size),
+        (2, call.keys, call.kv_heads, call.value_size),
+    )
+    return [rng.standard_normal(shape).astype(jnp.dtype(call.dtype)) for shape in shapes]
 
 
 def _mask(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:

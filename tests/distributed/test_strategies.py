@@ -168,7 +168,13 @@ def train(case: str, name: str, steps: int) -> dict[str, Any]:
     devices = devices.for_model(model)
     optimizer = recorded_adam()
     make_state = state_maker(model, optimizer)
-    state = devices.init(make_state)
+    kernels = []
+
+    def observed() -> Any:
+        kernels.append(jax.config.jax_threefry_gpu_kernel_lowering)
+        return make_state()
+
+    state = devices.init(observed)
     held = {path: leaf.sharding for path, leaf in flatten(state).items()}
     out = {f"start/{path}": leaf for path, leaf in flatten(devices.gather(state.params)).items()}
     step = devices.step(loss, optimizer, ema_decay=0.9, **options)
@@ -190,6 +196,7 @@ def train(case: str, name: str, steps: int) -> dict[str, Any]:
     expected = flatten(devices.abstract(make_state))
     matches = (expected[path].sharding == sharding for path, sharding in held.items())
     facts = {"compiled": compiled[0], "stays": all(stays), "as_abstract": all(matches)}
+    facts |= {"kernel": kernels[-1]}
     out |= {"losses": np.array(losses, np.float64), "facts": json.dumps(facts)}
     return {f"{case}/{name}/{key}": value for key, value in out.items()}
 
@@ -511,7 +518,16 @@ def test_a_state_starts_with_the_same_bytes_wherever_it_is_made(computed, case, 
 @pytest.mark.parametrize(("case", "name"), PLACES)
 def test_a_state_stays_where_it_was_made_and_one_program_serves_all_steps(computed, case, name):
     facts = json.loads(str(computed[f"{case}/{name}/facts"]))
+    del facts["kernel"]
     assert facts == {"compiled": 1, "stays": True, "as_abstract": True}
+
+
+@pytest.mark.parametrize(("case", "name"), PLACES)
+def test_one_device_alone_takes_jax_s_kernel_for_the_random_numbers_of_a_state(
+    computed, case, name
+):
+    facts = json.loads(str(computed[f"{case}/{name}/facts"]))
+    assert facts["kernel"] is (name in ("one", "accumulated"))
 
 
 @pytest.mark.parametrize("name", ["replicated", "partitioned", "explicit"])

@@ -95,6 +95,24 @@ def test_a_recorded_run_has_all_that_is_known_of_it(tmp_path, monkeypatch, capsy
     capsys.readouterr()
 
 
+def test_a_run_on_another_device_gets_a_line_and_leaves_the_others_as_they_are(tmp_path):
+    one = results.TrainedRun(
+        seed=3, curve={"loss": [[5, 1.5]]}, config={}, config_sha256="ab", device="cpu:cpu"
+    )
+    path = tmp_path / results.RUNS_FILE
+    results.append(path, [one])
+    written = path.read_text()  # with 5 and not 5.0, which reading makes of it
+    results.append(path, [dataclasses.replace(one, device="gpu:NVIDIA H200")])
+    assert path.read_text().startswith(written)
+    lines = results.read(path, results.TrainedRun)
+    assert [line.device for line in lines] == ["cpu:cpu", "gpu:NVIDIA H200"]
+    results.append(path, [dataclasses.replace(one, curve={"loss": [[5, 1.25]]})])
+    assert [line.curve["loss"][0][1] for line in results.read(path, results.TrainedRun)] == [
+        1.25,
+        1.5,
+    ]
+
+
 def test_the_time_of_a_run_is_that_of_all_its_starts(tmp_path):
     text = sentences(3, seed=1)
     run = write_run(tmp_path / "translation" / "resumed", text, text)

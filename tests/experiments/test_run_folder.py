@@ -77,6 +77,15 @@ def test_the_surroundings_are_written_down_and_those_of_earlier_starts_kept(tmp_
     assert found["earlier"][0]["jax"] == found["jax"] and "earlier" not in found["earlier"][0]
 
 
+def test_the_flags_of_the_compiler_are_written_down(tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_autotune_level=0")
+    monkeypatch.delenv("LIBTPU_INIT_ARGS", raising=False)
+    folder = open_run(tmp_path, "translation", "tiny", CONFIG).folder
+    environment = json.loads((folder / "env.json").read_text())
+    assert environment["XLA_FLAGS"] == "--xla_gpu_autotune_level=0"
+    assert "LIBTPU_INIT_ARGS" not in environment
+
+
 def test_a_start_lasted_until_the_last_line_that_it_logged(tmp_path):
     open_run(tmp_path, "translation", "tiny", CONFIG).log(1, loss=2.0)
     folder = tmp_path / "translation" / "tiny"

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 import re
 import subprocess
@@ -28,6 +29,7 @@ T = TypeVar("T")
 
 _FLUSH_SECONDS = 60.0  # between two writes of metrics to a bucket
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
+_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # a program depends on them
 
 
 def open_run(
@@ -329,6 +331,7 @@ def _environment() -> dict:
         "devices": [f"{device.platform}:{device.device_kind}" for device in jax.devices()],
         "processes": jax.process_count(),
         "cpus": cpu_count(),
+        **{name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
         "git_commit": _git("rev-parse", "HEAD"),
         "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "time": now(),
