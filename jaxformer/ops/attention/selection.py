@@ -101,7 +101,9 @@ def select(
         reference          0.8    8.5   33.5    129    490   1921                493
         blockwise          0.8    8.3   29.6     93    318   1193                563
 
-    The choice on GPUs and TPUs does not rest on measurements yet.
+    On an H200 such a pass takes `cudnn` 4.2 ms, `gpu_flash` 8.6 and `blockwise` 40.9 (8 examples,
+    4,096 tokens, 16 heads of 128, causal, bfloat16; JAX 0.11.2). The choice on TPUs does not rest
+    on measurements yet.
 
     >>> sizes = {"heads": 4, "kv_heads": 4, "key_size": 64, "value_size": 64, "causal": True}
     >>> call = AttentionSpec(batch=2, queries=128, keys=128, dtype="bfloat16", **sizes)
