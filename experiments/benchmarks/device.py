@@ -37,6 +37,7 @@ from experiments.harness.training.session import choose_devices
 from experiments.harness.training.training_config import DeviceChoice
 from experiments.harness.training.utilization import ACCELERATORS, DEVICE_KINDS, peak_of
 from experiments.results import FILE, append
+from jaxformer import __version__
 from jaxformer.config import check_at_least, with_fields
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
@@ -62,7 +63,10 @@ _LIKE_REFERENCE = {"bfloat16": (2e-3, 2e-2), "float32": (1e-5, 1e-4)}
 """Relative differences of loss and gradient norm that rounding in a type may make in `_STEPS`."""
 _STEPS = 3  # whose losses are compared
 _WIDTH = 80
-_PACKAGES = ("jax", "jaxlib", "jaxformer")
+_VERSIONS = {
+    **{name: metadata.version(name) for name in ("jax", "jaxlib")},
+    "jaxformer": __version__,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +292,7 @@ def accelerator() -> str | None:
 
 def describe(rows: list[Row], devices: Strategy, options: DeviceOptions) -> str:
     """The table of `rows` in lines of 80 columns, and the reason of each failure."""
-    versions = ", ".join(f"{each} {metadata.version(each)}" for each in _PACKAGES)
+    versions = ", ".join(f"{name} {number}" for name, number in _VERSIONS.items())
     platform = " ".join(jax.devices()[0].client.platform_version.split())
     facts = f"{named(devices)}, processes: {jax.process_count()}; {versions}; {platform}"
     cells = [
@@ -318,7 +322,7 @@ def record(rows: list[Row], devices: Strategy, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     origin = {
         "command": "python -m experiments.benchmarks.device",
-        "versions": {each: metadata.version(each) for each in _PACKAGES},
+        "versions": _VERSIONS,
     }
     where = named(devices)
     for row in rows:
