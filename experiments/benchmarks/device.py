@@ -85,8 +85,8 @@ class DeviceOptions(DeviceChoice):
     """Rows and columns of the matrices whose product is timed."""
     collective_mb: float = 64.0
     """Megabytes on each device of the collectives that are timed."""
-    work: StepWork = GPT2_WORK
-    """The training step; its batch is that of each part of the mesh."""
+    work: StepWork = replace(GPT2_WORK, model=replace(GPT2_WORK.model, scan_layers=True))
+    """The training step, of blocks compiled once; its batch is that of each part of the mesh."""
     decoding: GenerateWork = GenerateWork(model=with_fields(GPT2_WORK.model, {"max_len": 256}))
     """The generation, on one device."""
     repetitions: int = 10
@@ -139,10 +139,12 @@ def main(options: DeviceOptions) -> None:
     with distributed.joined(options), display.opened():
         setup = setup_process()
         devices = choose_devices(options.strategy, options.mesh, setup.compiler_options)
-        rows = together([checked(*check) for check in checks(options, devices)])
+        rows: list[Row] = []
+        for name, measure in checks(options, devices):
+            rows.append(together(checked(name, measure)))
+            if distributed.is_first():  # at once: a later check may be cut off
+                record(rows[-1], devices, options.results)
         print(describe(rows, devices, options), flush=True)
-        if distributed.is_first():
-            record(rows, devices, options.results)
     failed = sum(bool(row.failure) for row in rows)
     if failed:
         raise SystemExit(f"{failed} of {len(rows)} checks failed")
@@ -194,16 +196,15 @@ def checked(name: str, measure: Measure) -> Row:
         return Row(name, textwrap.shorten(said, 400), {})
 
 
-def together(rows: list[Row]) -> list[Row]:
-    """`rows`, where a check has failed if it did in any process; each process says its reasons."""
+def together(row: Row) -> Row:
+    """`row`, failed if it is in any process; each process says its own reason."""
     if not distributed.is_several():
-        return rows
-    for row in rows:
-        if row.failure and not distributed.is_first():
-            print(f"FAILED {row.check}: {row.failure}", file=sys.stderr)
-    flags = multihost_utils.process_allgather(np.array([bool(row.failure) for row in rows]))
-    said = [f"in process {np.argmax(each)}, see there" if each.any() else "" for each in flags.T]
-    return [row._replace(failure=row.failure or word) for row, word in zip(rows, said, strict=True)]
+        return row
+    if row.failure and not distributed.is_first():
+        print(f"FAILED {row.check}: {row.failure}", file=sys.stderr)
+    failed = multihost_utils.process_allgather(np.array(bool(row.failure)))
+    elsewhere = f"in process {np.argmax(failed)}, see there" if failed.any() else ""
+    return row._replace(failure=row.failure or elsewhere)
 
 
 def attention(
@@ -317,17 +318,19 @@ def named(devices: Strategy) -> str:
     return f"{devices.mesh.size} x {' and '.join(kinds)}"
 
 
-def record(rows: list[Row], devices: Strategy, path: Path) -> None:
+def record(row: Row, devices: Strategy, path: Path) -> None:
     """Adds a line for each number to the file `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    origin = {
-        "command": "python -m experiments.benchmarks.device",
-        "versions": _VERSIONS,
-    }
     where = named(devices)
-    for row in rows:
-        system = f"{where}, {row.check}"
-        append(path, evidence("device", system, row.numbers, where, **origin))
+    lines = evidence(
+        "device",
+        f"{where}, {row.check}",
+        row.numbers,
+        where,
+        command="python -m experiments.benchmarks.device",
+        versions=_VERSIONS,
+    )
+    append(path, lines)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,20 @@ def test_a_kernel_that_is_wrong_and_one_that_raises_have_failed_and_the_others_a
     assert all(line.table == "device" and line.score > 0 for line in lines)
 
 
+def test_numbers_are_on_record_when_a_later_check_is_cut_off(tmp_path, monkeypatch):
+    def cut_off(dtype, options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(device, "products", cut_off)
+    names = ("blockwise",)
+    assert checked(tmp_path, only=("attention", "products"), attention_fns=names) != 0
+    assert {x.metric for x in read(tmp_path / "results.jsonl", Result)} == {
+        "kinds",
+        "ms",
+        "TFLOP/s",
+    }
+
+
 @pytest.mark.long
 def test_a_step_that_learns_as_with_reference_attention_and_a_decoding_step_are_timed(
     tmp_path, capsys

@@ -114,9 +114,16 @@ def test_other_axes_are_refused(axes):
         dense_dot_general(x, kernel, axes)
 
 
-@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5)])
+@pytest.mark.parametrize("shape", [(5,), (3, 5), (2, 3, 5), (3, 7, 5)])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_logits_and_their_gradients_are_those_of_float32_products(rng, assert_equal, shape, dtype):
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+def test_logits_and_their_gradients_are_those_of_float32_products(
+    rng, assert_equal, monkeypatch, shape, dtype, platform
+):
+    def of_platform(*operands, default, **functions):
+        return functions.get(platform, default)(*operands)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", of_platform)
     x, matrix = jnp.asarray(rng.standard_normal(shape), dtype), rng.standard_normal((5, 7))
     matrix = jnp.asarray(matrix, jnp.float32)
     direction = jnp.asarray(rng.standard_normal((*shape[:-1], 7)), jnp.float32)
@@ -129,6 +136,22 @@ def test_logits_and_their_gradients_are_those_of_float32_products(rng, assert_eq
     assert_equal(dx, exact[2] @ exact[1].T, 1e-6 if dtype == "float32" else 0.01)
     rows = exact[0].reshape(-1, 5), exact[2].reshape(-1, 7)
     assert_equal(d_matrix, rows[0].T @ rows[1], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("ids", "columns"), [(131, {"cuda": 256, "cpu": 131}), (136, {"cuda": 136})]
+)
+def test_an_odd_number_of_logits_is_multiplied_in_aligned_columns_on_a_gpu_alone(ids, columns):
+    def total(x, matrix):
+        return jnp.sum(jnp.square(logits_matmul(x, matrix)))
+
+    inputs = jnp.ones((3, 7, 5), "bfloat16"), jnp.ones((5, ids))
+    traced = jax.jit(jax.grad(total, (0, 1))).trace(*inputs)
+    for platform, width in columns.items():
+        text = traced.lower(lowering_platforms=(platform,)).as_text()
+        products = re.findall(r"dot_general.*: \((.*)\) -> (.*)", text)
+        assert len(products) == 3
+        assert all(f"x{width}x" in "".join(types) for types in products)
 
 
 def test_logits_that_are_equal_in_bfloat16_keep_their_order():
