@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.config.parts import AttentionOptions, FeedForwardOptions, NormOptions
 from jaxformer.config.positions import Rotation
+from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm
@@ -181,7 +182,15 @@ class Encoder(nn.Module):
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B T D"]:
-        """`x` after all blocks; `padding_mask` [B, T] is True at real tokens."""
+        """`x` after all blocks; `padding_mask` [B, T] is True at real tokens.
+
+        Raises `ConfigError` for a window, which only causal attention has.
+        """
+        if self.attention_options.window is not None:
+            raise ConfigError(
+                f"attention_options.window={self.attention_options.window}, but an Encoder sees "
+                "all tokens: leave it out, or build a DecoderOnly, whose attention is causal"
+            )
         mask = AttentionMask(padding_mask=padding_mask)
         for i in range(self.num_layers):
             block = Block(

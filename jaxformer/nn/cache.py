@@ -15,7 +15,8 @@ from flax import struct
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import Learned, TransformerConfig
+from jaxformer.config import Learned, NoPositions, Rotary, Sinusoidal, TransformerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
 
@@ -274,6 +275,25 @@ def init_cache(
         shape = batch_size, num_beams, max_length
         ancestors = jnp.broadcast_to(_beam_numbers(num_beams), shape)
     return Cache(layers, 0, beam_ancestors=ancestors)
+
+
+def sees_order(config: TransformerConfig) -> bool:
+    """Whether a model's attention depends on the order of the slots of a cache.
+
+    So it does with a window, ALiBi and relative positions, and may with schemes of your own.
+    """
+    free = NoPositions, Sinusoidal, Learned, Rotary
+    return config.attention.window is not None or type(config.positions) not in free
+
+
+def check_order(cache: Cache, config: TransformerConfig) -> None:
+    """Raises `ConfigError` for a ring of a model that `sees_order`."""
+    if cache.is_ring and sees_order(config):
+        scheme, window = type(config.positions).__name__, config.attention.window
+        raise ConfigError(
+            f"positions={scheme} with window={window} need a cache in the order of the tokens, "
+            "which the ring of a decoding.Queue does not keep: decode without a Queue"
+        )
 
 
 @dataclass(frozen=True)

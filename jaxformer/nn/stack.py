@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
-from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
+from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache, check_order
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
@@ -122,9 +123,10 @@ class Stack(nn.Module):
                 f"one of ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
             )
         if self.num_layers < 1:
+            field = f"num_{self.name}_layers" if self.name else "num_layers"
             raise ConfigError(
-                f"the {self.name} has num_{self.name}_layers={self.num_layers}, but this model "
-                "needs at least 1: give more, or build a model without it"
+                f"{field}={self.num_layers}, but this model needs at least 1: give more, or build "
+                "a model without it"
             )
         self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
         sizes = config.key_size, config.max_len
@@ -154,10 +156,11 @@ class Stack(nn.Module):
 
         `positions` default to 0, 1, ... after the tokens already in `cache`. Raises `ValueError`
         for more tokens than fit into `cache` (see `Cache.check_room`), and for a dropout key in
-        `rngs` without `dropout_rng`.
+        `rngs` without `dropout_rng`; `ConfigError` for a ring of a model that `sees_order`.
         """
         if cache is not None:
             cache.check_room(x.shape[1])
+            check_order(cache, self.config)
         elif dropout_rng is None:
             self._check_rngs()
         length = x.shape[1] if cache is None else cache.max_length
@@ -230,7 +233,7 @@ class Stack(nn.Module):
         window = self.config.attention.window
         if window is None or not mask.causal:
             return mask
-        return mask & AttentionMask(causal=True, offset=mask.offset, window=window)
+        return replace(mask, window=min(window, mask.window or window))
 
     def _check_rngs(self) -> None:
         config = self.config

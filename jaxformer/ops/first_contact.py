@@ -52,8 +52,9 @@ class Verdict(NamedTuple):
     seconds: float
 
     def __str__(self) -> str:
-        said = self.failure or "agrees with reference"
-        kind = f" in {self.call}" if isinstance(self.call, str) else ""
+        is_product = isinstance(self.call, str)
+        said = self.failure or f"agrees with {'float64' if is_product else 'reference'}"
+        kind = f" in {self.call}" if is_product else ""
         return f"{self.name}{kind} on a small call: {said} ({self.seconds:.1f} s)"
 
 

@@ -29,7 +29,7 @@ class AttentionMask:
     """The keys, of S, that each of T queries may attend to; None imposes no constraint.
 
     It stores attributes and builds the [T, S] matrix only when an attention function asks for it.
-    Two masks combine with `&`: a key is seen where both allow it.
+    A key is seen where all attributes allow it.
 
     `causal`: query t sees no key after position `offset` + t. `offset`: the position of query 0
     among the keys (with a cache: the number of tokens before it), a number or an int32 scalar; a
@@ -48,8 +48,9 @@ class AttentionMask:
     Raises `ConfigError` for segments of queries or keys alone, a window below 1 or not a Python
     int, and a window without `causal`.
 
-    >>> first_two = jf.AttentionMask(padding_mask=jnp.array([[True, True, False]]))
-    >>> (jf.AttentionMask(causal=True) & first_two).materialize(3, 3)[0, 0].astype(int)
+    >>> first_two = jnp.array([[True, True, False]])
+    >>> mask = jf.AttentionMask(causal=True, padding_mask=first_two)
+    >>> mask.materialize(3, 3)[0, 0].astype(int)
     Array([[1, 0, 0],
            [1, 1, 0],
            [1, 1, 0]], dtype=int32)
@@ -95,42 +96,6 @@ class AttentionMask:
         offset = arrays[0] if offset is None else offset
         named = dict(zip(_ARRAYS, arrays[1:], strict=True))
         return cls(causal, window, offset, **named, from_cache=from_cache)
-
-    def __and__(self, other: "AttentionMask") -> "AttentionMask":
-        """The mask that allows what both allow.
-
-        Raises `ConfigError` where one mask cannot express that: two causal masks with different
-        offsets, and two masks with segments. The same array in both counts as equal.
-        """
-        check_mask(other)
-        offsets = self.offset, other.offset
-        same = offsets[0] is offsets[1] or (
-            all(isinstance(x, int) for x in offsets) and offsets[0] == offsets[1]
-        )
-        if self.causal and other.causal and not same:
-            raise ConfigError(
-                f"two causal masks with the offsets {self.offset} and {other.offset} cannot be "
-                "combined: give both the same offset, or one of them as explicit"
-            )
-        segments = {}
-        for name in ("query_segments", "key_segments"):
-            mine, others = getattr(self, name), getattr(other, name)
-            if mine is not None and others is not None and mine is not others:
-                raise ConfigError(
-                    f"two masks with different {name} cannot be combined: number the pairs of "
-                    "segments in one mask, or give one of them as explicit"
-                )
-            segments[name] = others if mine is None else mine
-        windows = [mask.window for mask in (self, other) if mask.window is not None]
-        return AttentionMask(
-            causal=self.causal or other.causal,
-            window=min(windows, default=None),
-            offset=self.offset if self.causal else other.offset,
-            padding_mask=_both(self.padding_mask, other.padding_mask),
-            explicit=_both(self.explicit, other.explicit),
-            from_cache=self.from_cache or other.from_cache,
-            **segments,
-        )
 
     def slice(
         self, query: Array | int, queries: int, key: Array | int, keys: int
@@ -180,8 +145,3 @@ def check_mask(mask: Any) -> None:
         f"mask is a {type(mask).__name__}: give AttentionMask(explicit=array) with a bool array "
         "[B, T, S] that is True where a query may see a key; AttentionMask() allows all"
     )
-
-
-def _both(a: AnyArray | None, b: AnyArray | None) -> AnyArray | None:
-    """`a` and `b`, where None allows all."""
-    return b if a is None else a if b is None else jnp.logical_and(a, b)

@@ -11,11 +11,11 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config import Learned, NoPositions, Rotary, Sinusoidal
 from jaxformer.decoding import Step
 from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.cache import sees_order
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.int8 import Int8
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
@@ -182,14 +182,12 @@ def divide(
 def can_refill(model: Any, params: Any) -> bool:
     """Whether `decoding.Queue` serves `model`: on one device, where the order of slots is free.
 
-    A window, ALiBi and relative positions count slots, as another block may.
+    Another block than those here may need the order.
     """
     model = model.model if isinstance(model, Int8) else model
     if not isinstance(model, DecodingModel) or model.block not in (Block, *REMAT.values()):
         return False
-    free = NoPositions, Sinusoidal, Learned, Rotary
-    config, devices = model.config, strategy_of(params).mesh.size
-    return type(config.positions) in free and config.attention.window is None and devices == 1
+    return not sees_order(model.config) and strategy_of(params).mesh.size == 1
 
 
 def padded_length(length: int, max_len: int) -> int:

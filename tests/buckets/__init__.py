@@ -25,6 +25,7 @@ def serving() -> Iterator[dict[str, str]]:
     server = subprocess.Popen(command, cwd=root, **pipes)
     assert server.stdin is not None and server.stdout is not None
     before = dict(os.environ)
+    environment: dict[str, str] = {}
     try:
         environment = json.loads(server.stdout.readline())
         os.environ.update(environment)

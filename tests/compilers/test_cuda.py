@@ -1,6 +1,6 @@
 """Programs compiled for GPUs that are not here. Compiling is not running: no speed, no results.
 
-Run with `pytest -m compiler` on Python 3.12 with the extra `cuda`.
+Run with `pytest -m compiler` on Python 3.12 with the extra `cuda13`.
 """
 
 from dataclasses import replace

@@ -1,13 +1,16 @@
 """Texts that enter the rows of ended ones are what they are alone, in any row and at any time."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jaxformer import DecoderOnly, EncoderDecoder, TransformerConfig
-from jaxformer.config import Learned, Rotary, Sinusoidal
+from jaxformer.config import Alibi, AttentionOptions, Learned, Relative, Rotary, Sinusoidal
 from jaxformer.decoding import Prompts, SamplingConfig, SearchConfig
+from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.pipelines import translate_ids
 from jaxformer.pipelines.continuation import Round, continue_ids
@@ -86,3 +89,21 @@ def test_a_continuation_does_not_depend_on_its_row_and_time(positions, penalty, 
     ends = (np.isin(np.asarray(apart.tokens)[:N, 0], (5, 6))).any(axis=1)
     assert 2 < ends.sum() < N - 2, "some end by EOS and some by their length"
     assert_same(queued, apart, assert_equal)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"positions": Relative(5, 13)},
+        {"positions": Alibi()},
+        {"attention": AttentionOptions(window=3)},
+    ],
+)
+def test_a_ring_for_a_model_that_sees_the_order_of_slots_is_refused(changes):
+    model = DecoderOnly(replace(config(Rotary()), **changes))
+    given = {"params": drawn(model, jnp.ones((2, 3), int))}
+    cache = model.apply(given, 2, max_length=7, method="init_cache")
+    tokens = jnp.ones((2, 1, 1), int)
+    assert model.apply(given, tokens, cache, method="decode_step")[0].shape == (2, 1, 1, V)
+    with pytest.raises(ConfigError, match="need a cache in the order of the tokens"):
+        model.apply(given, tokens, cache.as_ring(), method="decode_step")

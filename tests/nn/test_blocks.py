@@ -9,8 +9,10 @@ import pytest
 
 from jaxformer import AttentionMask, DecoderOnly, TransformerConfig, stack_blocks
 from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
-from jaxformer.nn import make_block
+from jaxformer.errors import ConfigError
+from jaxformer.nn import Encoder, make_block
 from jaxformer.nn.inspection import read_taps
+from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import reference
 
 B, T, V = 2, 7, 17
@@ -76,6 +78,25 @@ def test_each_second_layer_attends_to_all_tokens_and_the_others_to_a_window(para
     near = causal & ~np.tril(causal, -2)
     for weights, expected in zip(weights_of(GEMMA, params), (near, causal, near), strict=True):
         assert np.array_equal(weights > 0, np.broadcast_to(expected, weights.shape))
+
+
+def test_the_smaller_of_two_windows_is_seen(x, random_params, assert_equal):
+    stack = Stack(replace(GEMMA, attention=AttentionOptions(window=3)), 2)
+    params = random_params(stack, x, CAUSAL)
+
+    def seen(config, window):
+        mask = AttentionMask(causal=True, window=window)
+        return Stack(config, 2).apply({"params": params}, x, mask)[0]
+
+    for window, least in ((2, 2), (5, 3), (None, 3)):
+        assert_equal(seen(stack.config, window), seen(CONFIG, least))
+    assert np.abs(seen(CONFIG, 2) - seen(CONFIG, 3)).max() > 0.01
+
+
+def test_a_window_of_an_encoder_is_refused(x):
+    encoder = Encoder(2, 3, 13, attention_options=AttentionOptions(window=2))
+    with pytest.raises(ConfigError, match=r"attention_options.window=2, but an Encoder sees all"):
+        encoder.init(jax.random.key(0), x)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

@@ -4,7 +4,7 @@ import pytest
 from flax import linen as nn
 
 from jaxformer.errors import ConfigError
-from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.masks import AttentionMask, check_mask
 
 
 def drawn(*rows: str) -> np.ndarray:
@@ -40,53 +40,9 @@ def test_a_slice_of_a_mask_is_the_slice_of_its_matrix(rng):
     assert AttentionMask().slice(1, 2, 3, 4).materialize(2, 4) is None
 
 
-def test_two_masks_combine_to_one_that_allows_what_both_allow(rng):
-    segments = {
-        "query_segments": rng.integers(0, 2, (2, 7)),
-        "key_segments": rng.integers(0, 2, (2, 11)),
-    }
-    a = AttentionMask(
-        causal=True,
-        window=7,
-        offset=2,
-        padding_mask=rng.random((2, 11)) < 0.8,
-        explicit=rng.random((2, 7, 11)) < 0.8,
-    )
-    b = AttentionMask(
-        causal=True,
-        window=5,
-        offset=2,
-        padding_mask=rng.random((2, 11)) < 0.8,
-        explicit=rng.random((2, 7, 11)) < 0.8,
-        **segments,
-    )
-    for other in (b, AttentionMask(offset=3), AttentionMask(**segments), AttentionMask()):
-        matrix, expected = (a & other).materialize(7, 11), a.materialize(7, 11)
-        if other != AttentionMask(offset=3) and other.materialize(7, 11) is not None:
-            expected = expected & other.materialize(7, 11)
-        assert np.array_equal(matrix, expected)
-        assert np.array_equal((other & a).materialize(7, 11), expected)
-    assert (a & b).window == 5 and (a & b).offset == 2
-
-
-def test_a_mask_combines_with_itself_while_its_offset_is_traced():
-    def combined(offset):
-        mask = AttentionMask(causal=True, offset=offset)
-        return (mask & mask).materialize(2, 4)
-
-    assert np.array_equal(jax.jit(combined)(1)[0, 0], drawn("1 1 0 0", "1 1 1 0"))
-
-
-def test_masks_that_cannot_be_combined_are_refused(rng):
-    def segments():
-        return AttentionMask(query_segments=np.ones((2, 3)), key_segments=np.ones((2, 5)))
-
-    with pytest.raises(ConfigError, match="the offsets 1 and 2 cannot be combined: give both the"):
-        AttentionMask(causal=True, offset=1) & AttentionMask(causal=True, offset=2)
-    with pytest.raises(ConfigError, match="different query_segments cannot be combined: number"):
-        segments() & segments()
-    with pytest.raises(ConfigError, match="mask is a .*explicit=array"):
-        AttentionMask() & np.ones((2, 3, 5), bool)
+def test_a_bool_array_in_place_of_a_mask_is_refused():
+    with pytest.raises(ConfigError, match="mask is a ndarray: give .*explicit=array"):
+        check_mask(np.ones((2, 3, 5), bool))
 
 
 @pytest.mark.parametrize(

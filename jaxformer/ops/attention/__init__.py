@@ -16,9 +16,8 @@ trained with it can decode. `AutoAttention` selects a function for each call and
 |---|---|---|
 | `reference` | all | |
 | `blockwise` | all, memory linear in T + S | |
-| `cudnn` | NVIDIA | float32, dropout, soft cap, segments, an offset, padding with `causal` |
+| `cudnn` | NVIDIA | float32, dropout, soft cap, segments, offsets, big heads, causal padding |
 | `gpu_flash` | NVIDIA | bias, soft cap, explicit masks, heads of more than 128 |
-| `tokamax_gpu:tokamax_gpu`, by its name | Hopper and later | float32, dropout |
 | `tpu_flash` | TPU | bias, explicit masks, lengths below 512 not divisible by 128 |
 """
 
