@@ -24,7 +24,6 @@ from jaxformer import pipelines
 from jaxformer.config import check_at_least
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.ensemble import EnsembleMean
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import is_pretrained, load_eos
 
@@ -44,8 +43,6 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     """A file with one text; of a masked run, with a text on each line. "-" is standard input."""
     count: int = 0
     """Continuations of each text, or tokens shown for each mask; 0: 1 continuation, 5 tokens."""
-    ensemble: EnsembleMean = "arithmetic"
-    """The mean over several runs: of probabilities (arithmetic) or of their logarithms."""
     chat: bool = False
     """Takes each text for a user's message, and writes the assistant's answer, as the chat template
     of the folder says."""
@@ -89,7 +86,6 @@ def main(options: GenerateOptions) -> None:
     loaded = load_members(
         lambda folder: load_run(folder, options),
         options.run,
-        options.ensemble,
         int8=options.int8,
     )
     is_masked = loaded.config.objective == "masked"

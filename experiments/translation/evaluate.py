@@ -266,9 +266,7 @@ class EvaluateOptions(DecodingOptions, RunOptions):
 @distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    loaded = load_members(
-        lambda folder: load_run(folder, options), options.run, options.ensemble, int8=options.int8
-    )
+    loaded = load_members(lambda folder: load_run(folder, options), options.run, int8=options.int8)
     text = _text(options, loaded)
     if options.forced:
         _print_forced(loaded, text, options)

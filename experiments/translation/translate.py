@@ -61,7 +61,7 @@ def main(options: TranslateOptions) -> None:
     def load(folder: Path) -> Translator:
         return load_translator(folder, options, options, n_best=options.n_best)
 
-    loaded = load_members(load, options.run, options.ensemble, int8=options.int8)
+    loaded = load_members(load, options.run, int8=options.int8)
     if options.input == options.output == "-" and text_io.is_interactive():
         _converse(loaded, options)
         return

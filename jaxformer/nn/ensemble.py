@@ -3,19 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import TransformerConfig, check_choices
+from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import Cache
-
-EnsembleMean = Literal["arithmetic", "geometric"]
-"""arithmetic: the mean of the members' probabilities; geometric: of their log-probabilities."""
 
 # The members share what only the sentences decide.
 _CACHE_AXES = Cache(0, None, 0, None, None, None)  # type: ignore[arg-type]
@@ -49,9 +46,7 @@ class Ensemble:
     """`model` with the parameters of `stack_members`, for decoding and for scoring.
 
     It takes the place of the model in `translate`, `complete` and `score_pairs`. All members
-    compute in one program. Its logits are log-probabilities: the logarithm of the members' mean
-    probability or, with "geometric", the mean of their log-probabilities, which a search
-    normalizes. Raises `ConfigError` for another `mean`.
+    compute in one program. Its logits are the logarithm of the members' mean probability.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> both = jf.Ensemble(jf.DecoderOnly(config))
@@ -59,10 +54,6 @@ class Ensemble:
     """
 
     model: Any
-    mean: EnsembleMean = "arithmetic"
-
-    def __post_init__(self) -> None:
-        check_choices(self)
 
     @property
     def config(self) -> TransformerConfig:
@@ -92,8 +83,6 @@ class Ensemble:
 
     def _average(self, logits: Float[Array, "M *B V"]) -> Float[Array, "*B V"]:
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-        if self.mean == "geometric":
-            return log_probs.mean(axis=0)
         return jax.nn.logsumexp(log_probs, axis=0) - math.log(len(logits))
 
 

@@ -56,7 +56,7 @@ def members():
 def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, assert_equal):
     model = EncoderDecoder(replace(CONFIG, scan_layers=True))
     (params,) = members_of(model, 1)
-    both = Ensemble(model, "geometric"), stack_members([params, params])
+    both = Ensemble(model), stack_members([params, params])
     found, alone = (
         translate(Loaded(*system, tokenizer), LINES, *SETTINGS, details=True)
         for system in (both, (model, params))
@@ -74,19 +74,17 @@ def forced(model, members, tokenizer, lines, best):
     return np.asarray([jax.nn.log_softmax(call(params)) for params in members], np.float64)
 
 
-@pytest.mark.parametrize("mean", ["arithmetic", "geometric"])
 def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
-    members, tokenizer, assert_equal, mean
+    members, tokenizer, assert_equal
 ):
     model, lines = EncoderDecoder(CONFIG), [line for line in LINES if line]
-    system = Ensemble(model, mean), stack_members(members)
+    system = Ensemble(model), stack_members(members)
     found = [
         line[1] for line in translate(Loaded(*system, tokenizer), lines, *SETTINGS, details=True)
     ]
     assert len({tuple(x.ids) for x in found}) > 1
     each = forced(model, members, tokenizer, lines, [x.ids for x in found])
-    log_probs = np.log(np.exp(each).mean(axis=0)) if mean == "arithmetic" else each.mean(axis=0)
-    log_probs -= np.log(np.exp(log_probs).sum(axis=-1, keepdims=True))
+    log_probs = np.log(np.exp(each).mean(axis=0))
     for row, hypothesis in zip(log_probs, found, strict=True):
         count = len(hypothesis.ids)
         assert_equal(hypothesis.log_probs, row[np.arange(count), hypothesis.ids])
@@ -150,7 +148,5 @@ def test_members_of_other_shapes_are_refused_by_name(members):
         stack_members([members[0], shapes(num_decoder_layers=2)])
     with pytest.raises(ConfigError, match="was given no member"):
         stack_members([])
-    with pytest.raises(ConfigError, match="mean='median' is unknown: give one of arithmetic"):
-        Ensemble(EncoderDecoder(CONFIG), "median")
     with pytest.raises(ConfigError, match="has no method 'hidden': give __call__"):
         Ensemble(EncoderDecoder(CONFIG)).apply({"params": members}, method="hidden")

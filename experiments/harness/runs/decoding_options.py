@@ -10,7 +10,7 @@ from jaxformer import storage
 from jaxformer.config import check_at_least, dotted_fields
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.ensemble import Ensemble, EnsembleMean, stack_members
+from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 
@@ -31,8 +31,6 @@ class DecodingOptions:
     """No run of so many tokens occurs twice in a text; 0: any may; None: as the run says."""
     repetition_penalty: float | None = None
     """Above 1, tokens that a text already holds become less likely; None: as the run says."""
-    ensemble: EnsembleMean = "arithmetic"
-    """The mean over several runs: of probabilities (arithmetic) or of their logarithms."""
 
     def __post_init__(self):
         check_at_least(self, 0, "beam_size")
@@ -50,9 +48,7 @@ def run_folders(run: str) -> list[Path]:
     return [whole] if whole.is_dir() else [storage.to_path(name) for name in run.split(",")]
 
 
-def load_members(
-    load: Callable[[Path], _Loaded], run: str, mean: EnsembleMean, *, int8: bool = False
-) -> _Loaded:
+def load_members(load: Callable[[Path], _Loaded], run: str, *, int8: bool = False) -> _Loaded:
     """The result of `load` for the folder `run`; of several folders, the first with their ensemble.
 
     Raises `ConfigError` for runs whose models or tokenizers differ.
@@ -66,7 +62,7 @@ def load_members(
     for folder, member in zip(folders, members, strict=True):
         _check_member(folders[0], first, folder, member)
     params = stack_members([member.params for member in members])
-    return replace(first, model=Ensemble(first.model, mean), params=params)
+    return replace(first, model=Ensemble(first.model), params=params)
 
 
 def _check_member(first_folder: Path, first: Loaded, folder: Path, member: Loaded) -> None:
