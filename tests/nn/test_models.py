@@ -125,7 +125,7 @@ def test_the_names_of_the_parameters_stay(leaf_shapes):
     assert leaf_shapes(parameters(model, 2)) == expected
 
 
-def test_the_kernel_of_the_fourth_block_is_where_the_readme_says(leaf_shapes):
+def test_the_names_of_a_gpt_s_parameters_stay(leaf_shapes):
     shapes = leaf_shapes(parameters(DecoderOnly(GPT2), 1))
     assert shapes["decoder/blocks_3/attention/query/kernel"] == (768, 12, 64)
     assert shapes["decoder/positions/table"] == (1024, 768)
