@@ -83,11 +83,7 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
 @distributed.joins
 def main(options: GenerateOptions) -> None:
     """Prints the texts and what the model makes of them."""
-    loaded = load_members(
-        lambda folder: load_run(folder, options),
-        options.run,
-        int8=options.int8,
-    )
+    loaded = load_members(lambda folder: load_run(folder, options), options.run, int8=options.int8)
     is_masked = loaded.config.objective == "masked"
     texts = options.text
     if options.input:

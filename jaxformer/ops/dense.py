@@ -23,7 +23,8 @@ _LOW = jnp.bfloat16, jnp.float16
 TPU_ROWS = 8
 """With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
 GPU_COLUMNS = 128
-"""A GPU multiplies a 16-bit matrix at half the speed where its columns are no multiple of 8."""
+"""On a GPU, logits whose number 8 does not divide are padded to a multiple of this. On an H200 the
+products of GPT-2's 50,257 logits took 55 ms without it, and 21 with 50,304 columns."""
 
 
 @struct.dataclass
@@ -180,25 +181,25 @@ def _low_matmul_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Ar
         rows = x.reshape(-1, x.shape[-1])
         out = matmul(rows, low, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], -1)
     else:
-        out = _for_columns(low, _product, _aligned_product, x, low)
+        out = _for_columns(_product, _aligned_product, x, low)
     return out, (x, low, jnp.zeros((), matrix.dtype))
 
 
 def _low_matmul_backward(saved: tuple[Array, Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, low, like_matrix = saved
-    operands = x, low, d_out.astype(x.dtype)
-    dx, d_matrix = _for_columns(low, _gradients, _aligned_gradients, *operands)
+    d_out = d_out.astype(x.dtype)
+    dx, d_matrix = _for_columns(_gradients, _aligned_gradients, x, low, d_out)
     return dx.astype(x.dtype), d_matrix.astype(like_matrix.dtype)
 
 
 _low_matmul.defvjp(_low_matmul_forward, _low_matmul_backward)
 
 
-def _for_columns(matrix: Array, plain: Any, aligned: Any, *operands: Array) -> Any:
-    """`plain(*operands)`; on a GPU `aligned(*operands)` where `matrix` needs it."""
+def _for_columns(plain: Any, aligned: Any, x: Array, matrix: Array, *rest: Array) -> Any:
+    """`plain(x, matrix, *rest)`; on a GPU `aligned(...)` where 8 does not divide the columns."""
     if matrix.shape[1] % 8 == 0:
-        return plain(*operands)
-    return jax.lax.platform_dependent(*operands, cuda=aligned, default=plain)
+        return plain(x, matrix, *rest)
+    return jax.lax.platform_dependent(x, matrix, *rest, cuda=aligned, default=plain)
 
 
 def _product(x: Array, matrix: Array) -> Array:

@@ -51,10 +51,14 @@ class Verdict(NamedTuple):
     """Why the function is not to be used; empty where it agrees with the truth."""
     seconds: float
 
+    @property
+    def truth(self) -> str:
+        """What the function is compared with."""
+        return "float64" if isinstance(self.call, str) else "reference"
+
     def __str__(self) -> str:
-        is_product = isinstance(self.call, str)
-        said = self.failure or f"agrees with {'float64' if is_product else 'reference'}"
-        kind = f" in {self.call}" if is_product else ""
+        said = self.failure or f"agrees with {self.truth}"
+        kind = f" in {self.call}" if isinstance(self.call, str) else ""
         return f"{self.name}{kind} on a small call: {said} ({self.seconds:.1f} s)"
 
 

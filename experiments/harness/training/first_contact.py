@@ -60,7 +60,7 @@ def _agrees(name: str, call: AttentionSpec | str, kind: str) -> bool:
     if distributed.is_several():
         failed = multihost_utils.process_allgather(failed).ravel()
     if failed.any():
-        first = f"{name} of process {np.argmax(failed)} differ from those of reference"
+        first = f"{name} of process {np.argmax(failed)} differ from those of {verdict.truth}"
         advice = _NO_OTHER if isinstance(call, str) else _NEXT
         display.say(f"{verdict if verdict.failure else first}; {advice}")
     return not failed.any()
