@@ -126,4 +126,4 @@ def test_every_command_uses_the_model_of_the_run(runs):
 def test_an_ensemble_of_two_kinds_of_models_is_refused(runs):
     both = f"{runs}/recurrent,{runs}/transformer"
     with pytest.raises(ConfigError, match="differ in their model"):
-        load_members(load_run.load_run, both, "arithmetic")
+        load_members(load_run.load_run, both)
