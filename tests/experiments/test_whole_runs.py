@@ -239,7 +239,7 @@ def results(tmp_path_factory) -> dict[str, dict[str, Any]]:
     processes = {pod: begin(folder, pod) for pod, folder in folders.items()}
     try:
         for pod, folder in folders.items():
-            codes = [process.wait(600) for process in processes[pod]]
+            codes = [process.wait(1_200) for process in processes[pod]]
             logs = [(folder / f"{i}.log").read_text()[-2000:] for i in range(len(codes))]
             assert codes == [0] * len(codes), logs
     finally:
