@@ -30,7 +30,7 @@ PEERS = ("pytorch", "transformers")
 ORDER = sorted(GUIDES.keys() - PEERS, key=lambda name: (name not in ("train", "use"), name))
 """Others read the runs of the first two."""
 LEFT_OUT = (  # what it would change, where it is tested otherwise, or other people's programs
-    r"--(strategy|mesh|distributed)\b|sbatch|://|^(pip|kill|sacrebleu|ct2-)|my_package|device$"
+    r"--(strategy|mesh|distributed)\b|sbatch|://|^(export|pip|kill|sacrebleu|ct2-)|my_package|device$"
     r"|experiments\.results runs"
 )
 STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
