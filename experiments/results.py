@@ -2,7 +2,8 @@
 
 With runs: adds a line for each group of them to the results.jsonl of their experiment, and one for
 each run to its runs.jsonl: settings, time and curve. Then it makes the tables of the experiments'
-pages, which stand between `<!-- results: TABLE -->` and `<!-- end -->`.
+pages, which stand between `<!-- results: TABLE -->` and `<!-- end -->`. With --figure it draws a
+table's curves from those lines.
 """
 
 import dataclasses
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
+from experiments.harness.results import plots
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
@@ -51,7 +53,11 @@ class ResultsOptions:
     system: str = ""
     """The name of what was scored; empty: the name of the run."""
     metrics: tuple[str, ...] = ()
-    """Scores, a line each, as in `experiments.runs compare`; none: bleu, bits_per_byte or loss."""
+    """Scores, a line each, as in `experiments.runs compare`; none: bleu, bits_per_byte or loss. A
+    figure has a panel for each; none: all."""
+    figure: str = ""
+    """File of a picture beside a results.jsonl, such as experiments/translation/choices.svg: the
+    validation's scores over the steps, of the runs behind the results of --table."""
     check: bool = False
     """Changes nothing, and fails where a page has another table than its results make."""
 
@@ -120,6 +126,8 @@ def main(options: ResultsOptions) -> None:
         append(folder / FILE, results)
         append(folder / RUNS_FILE, runs)
         print(f"{len(results)} results of {len(runs)} runs are recorded in {folder}")
+    if options.figure and not options.check:
+        draw(Path(options.figure), options.table, options.metrics)
     for page in pages(ROOT):
         text = with_tables(page)
         if text == page.read_text(encoding="utf-8"):
@@ -131,6 +139,39 @@ def main(options: ResultsOptions) -> None:
             )
         page.write_text(text, encoding="utf-8")
         print(f"the tables of {page} are made anew")
+
+
+def draw(path: Path, table: str, metrics: Sequence[str] = ()) -> None:
+    """Draws the curves of `table`, of the results and runs recorded beside the file `path`."""
+    results = [x for x in read(path.with_name(FILE), Result) if x.table == table]
+    if metrics:
+        results = [x for x in results if x.metric in metrics]
+    curves = curves_of(results, read(path.with_name(RUNS_FILE), TrainedRun))
+    if not curves:
+        raise DataError(
+            f"{path.with_name(RUNS_FILE)} has no curve of a result of the table {table!r}: give "
+            "--table, and of --metrics those that the validation measures"
+        )
+    plots.learning_curves(curves).savefig(path)
+    print(f"{', '.join(curves)}: see {path}")
+
+
+def curves_of(results: Iterable[Result], runs: Sequence[TrainedRun]) -> plots.Curves:
+    """The curves of the `runs` behind `results`: of their settings, seeds and kind of device."""
+
+    def settings_and_kind(line: Result | TrainedRun) -> tuple[str | None, str]:
+        return line.config_sha256, (line.device or "").rpartition(", ")[0]
+
+    curves: plots.Curves = {}
+    for result in results:
+        name = f"validation_{result.metric}"
+        for run in runs:
+            same = settings_and_kind(run) == settings_and_kind(result)
+            if same and run.seed in (result.seeds or ()) and name in run.curve:
+                steps, values = zip(*run.curve[name], strict=True)
+                of_system = curves.setdefault(name, {}).setdefault(result.system, [])
+                of_system.append((steps, values))
+    return curves
 
 
 def results_of(

@@ -31,7 +31,7 @@ ORDER = sorted(GUIDES.keys() - PEERS, key=lambda name: (name not in ("train", "u
 """Others read the runs of the first two."""
 LEFT_OUT = (  # what it would change, where it is tested otherwise, or other people's programs
     r"--(strategy|mesh|distributed)\b|sbatch|://|^(export|pip|kill|sacrebleu|ct2-)|my_package|device$"
-    r"|experiments\.results runs"
+    r"|experiments\.results (runs|--table)"
 )
 STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
 RUN = f"""

@@ -113,6 +113,48 @@ def test_a_run_on_another_device_gets_a_line_and_leaves_the_others_as_they_are(t
     ]
 
 
+def test_a_figure_has_the_curves_of_the_runs_behind_the_results_of_a_table(
+    tmp_path, monkeypatch, capsys
+):
+    curve = {"loss": [[5, 2.5]], "validation_bleu": [[5, 17.5], [7, 19.0]]}
+    run = results.TrainedRun(
+        seed=3, curve=curve, config={}, config_sha256="ab", device="cpu:cpu, 2 CPU cores"
+    )
+    runs = [
+        run,
+        dataclasses.replace(run, seed=5, device="cpu:cpu, 1 CPU cores"),
+        dataclasses.replace(run, seed=11),
+        dataclasses.replace(run, config_sha256="cd"),
+        dataclasses.replace(run, device="gpu:NVIDIA H200, 2 CPU cores"),
+        dataclasses.replace(run, seed=7, curve={"loss": [[5, 2.5]]}),
+    ]
+    result = results.Result(
+        table="own",
+        system="toy",
+        metric="bleu",
+        score=18.0,
+        seeds=[3, 5, 7],
+        config_sha256="ab",
+        device="cpu:cpu, 1 CPU cores",
+    )
+    other = dataclasses.replace(result, table="other", metric="chrf")
+    assert results.curves_of([result, other], runs) == {
+        "validation_bleu": {"toy": [((5, 7), (17.5, 19.0))] * 2}
+    }
+    results.append(tmp_path / results.FILE, [result, other])
+    results.append(tmp_path / results.RUNS_FILE, runs)
+    figure = tmp_path / "own.svg"
+    options = results.ResultsOptions(table="own", figure=str(figure))
+    monkeypatch.setattr(results, "ROOT", tmp_path)
+    results.main(dataclasses.replace(options, check=True))
+    assert not figure.exists()
+    results.main(options)
+    assert "toy (2 seeds)" in figure.read_text() and "own.svg" in capsys.readouterr().out
+    for wrong in ({"table": "other"}, {"metrics": ("chrf",)}):
+        with pytest.raises(DataError, match="runs.jsonl has no curve of a result of the table"):
+            results.main(dataclasses.replace(options, **wrong))
+
+
 def test_the_time_of_a_run_is_that_of_all_its_starts(tmp_path):
     text = sentences(3, seed=1)
     run = write_run(tmp_path / "translation" / "resumed", text, text)
