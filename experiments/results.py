@@ -142,15 +142,18 @@ def main(options: ResultsOptions) -> None:
 
 
 def draw(path: Path, table: str, metrics: Sequence[str] = ()) -> None:
-    """Draws the curves of `table`, of the results and runs recorded beside the file `path`."""
-    results = [x for x in read(path.with_name(FILE), Result) if x.table == table]
-    if metrics:
-        results = [x for x in results if x.metric in metrics]
-    curves = curves_of(results, read(path.with_name(RUNS_FILE), TrainedRun))
+    """Draws the curves of `table` into `path`, from the results and runs recorded beside it.
+
+    `metrics` are the panels, none: all. Raises `DataError` where no run has a curve.
+    """
+    results = read(path.with_name(FILE), Result)
+    drawn = [x for x in results if x.table == table and (not metrics or x.metric in metrics)]
+    curves = curves_of(drawn, read(path.with_name(RUNS_FILE), TrainedRun))
     if not curves:
         raise DataError(
             f"{path.with_name(RUNS_FILE)} has no curve of a result of the table {table!r}: give "
-            "--table, and of --metrics those that the validation measures"
+            f"--table, one of {', '.join(sorted({x.table for x in results}))}, and --metrics that "
+            "its runs were validated by, such as bleu"
         )
     plots.learning_curves(curves).savefig(path)
     print(f"{', '.join(curves)}: see {path}")
