@@ -56,8 +56,9 @@ class CompareOptions:
     runs: tuple[str, ...] = ()
     """Folders of runs, or folders with runs below them, as of a sweep."""
     metric: str = ""
-    """A number of scores.json, such as bleu, chrf, exact, lowercased.bleu, loss, bits_per_byte;
-    empty: bleu, bits_per_byte or loss."""
+    """A number of scores.json, such as bleu, chrf, exact, lowercased.bleu, loss, bits_per_byte, or
+    validation_bleu or validation_loss, which chose the weights; empty: bleu, bits_per_byte or
+    loss."""
     baseline: str = ""
     """The run whose group the others are compared with; empty: the first."""
     format: tables.Format = "terminal"

@@ -194,6 +194,8 @@ def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
     assert math.isnan(comparison.differences[0].p_bootstrap)
     with pytest.raises(DataError, match="different tokens.*give --metric bits_per_byte"):
         compare_runs([a, b], "loss")
+    with pytest.raises(DataError, match="different tokens.*validation_loss cannot be compared"):
+        compare_runs([a, b], "validation_loss")
 
 
 def test_scores_of_the_validation_text_come_with_a_warning(tmp_path):
@@ -204,6 +206,17 @@ def test_scores_of_the_validation_text_come_with_a_warning(tmp_path):
     assert "also chose the weights" in tables.render(compare_runs([run]))
     with pytest.raises(ConfigError, match="no metric 'bleu': it has .*loss"):
         compare_runs([run], "bleu")
+
+
+def test_settings_are_chosen_by_the_validation_that_chose_the_weights(runs, text, tmp_path):
+    better = write_run(tmp_path / "better", worse(text, 0.5, seed=7), text, width=13)
+    (better / "weights.json").write_text(json.dumps({"steps": [7], "validation_bleu": 37.25}))
+    compared = compare_runs([better, runs[0], runs[1]], "validation_bleu")
+    assert [group.mean for group in compared.groups] == [37.25, 31.5]
+    assert compared.differences[0].value == -5.75
+    shown = tables.render(compared)
+    assert shown.startswith("validation_bleu") and "validation text, SHA-256 unknown" in shown
+    assert "also chose the weights" in shown
 
 
 def test_runs_that_cannot_be_compared_are_refused(runs, text, tmp_path):

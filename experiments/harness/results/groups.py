@@ -166,9 +166,9 @@ def main_metric(scores: Mapping[str, Any]) -> str:
 def read_scored(folder: Path, metric: str) -> ScoredRun:
     """The finished run in `folder`, scored by `metric`.
 
-    A metric is a number of scores.json, by its dotted name. The weights are those that the
-    validation chose. Raises `ConfigError` for a run that is not finished or has no such number,
-    `DataError` for samples that are not those of the score.
+    A metric is a number of scores.json, by its dotted name, or the validation's that the weights
+    were chosen by, such as validation_bleu. Raises `ConfigError` for a run that is not finished or
+    has no such number, `DataError` for samples that are not those of the score.
     """
     result = read_result(folder)
     if not result.steps:
@@ -177,8 +177,14 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
             "training first"
         )
     scores, known = result.scores, numbers(result.scores)
+    per_token = metric.removeprefix("validation_") in ("loss", "perplexity") and "bytes" in scores
+    seed, unit = seed_of(folder), str(scores["tokens"]) if per_token else ""
+    if metric in result.validation:
+        value = result.validation[metric]
+        return ScoredRun(folder, seed, value, None, None, "validation", "", "", unit)
     if metric not in known:
-        raise ConfigError(f"{folder} has no metric {metric!r}: it has {', '.join(known)}")
+        names = ", ".join([*known, *result.validation])
+        raise ConfigError(f"{folder} has no metric {metric!r}: it has {names}")
     items, score = item_sums(folder, metric, scores) or (None, None)
     if items is not None and score is not None:
         sampled = float(score(items.sum(axis=0)[None])[0])
@@ -187,17 +193,16 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
                 f"{folder / 'samples'} gives {metric} {sampled:.4f}, but scores.json says "
                 f"{known[metric]:.4f}: score the run again"
             )
-    per_token = "bytes" in scores and metric in ("loss", "perplexity")
     return ScoredRun(
         folder=folder,
-        seed=seed_of(folder),
+        seed=seed,
         value=known[metric],
         items=items,
         score=score,
         text=scores["text"],
         digest=scores["text_sha256"],
         signature=json.loads(config_files.flat(scores).get(f"{metric}_signature", '""')),
-        unit=str(scores["tokens"]) if per_token else "",
+        unit=unit,
     )
 
 

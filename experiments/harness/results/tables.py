@@ -127,7 +127,9 @@ def warnings(comparison: Comparison) -> list[str]:
     """A line for each difference that may be noise, or that is not paired."""
     lines = [f"{d.name}: {d.warning}" for d in comparison.differences if d.warning]
     if comparison.text == "validation":
-        lines.append("the validation text also chose the weights: give the runs a test text")
+        lines.append(
+            "the validation text also chose the weights: choose settings by it, report a test text"
+        )
     return lines + [
         f"{difference.name}: other seeds than {comparison.groups[0].name}, so the runs are not "
         "paired"
