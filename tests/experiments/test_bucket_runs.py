@@ -37,6 +37,10 @@ from tests.faults import states
 pytestmark = pytest.mark.long
 
 SPEEDS = {"tokens_per_second", "data_wait", "mfu"}
+# What differs between the kinds of buckets is tested in tests/buckets: a run needs one of them.
+IN_GS, IN_S3 = (
+    pytest.mark.parametrize("bucket_url", [scheme], indirect=True) for scheme in buckets.SCHEMES
+)
 
 
 @pytest.fixture(autouse=True)
@@ -80,6 +84,7 @@ def said(capsys: Any, command: Any, kind: Any, words: str) -> str:
     return capsys.readouterr().out
 
 
+@IN_GS
 def test_a_translation_run_in_a_bucket_is_the_local_one_to_the_bit(bucket_url, tmp_path, capsys):
     changes = {"optimizer__total_steps": 7, "training__save_every": 3, "training__seed": 5}
     local = translation_config(tmp_path, training__evaluate_every=2, **changes)
@@ -136,6 +141,7 @@ def test_a_translation_run_in_a_bucket_is_the_local_one_to_the_bit(bucket_url, t
     assert comparison.groups[0].mean == json.loads(found["scores.json"])["chrf"]
 
 
+@IN_S3
 def test_a_language_model_in_a_bucket_is_read_by_every_command(bucket_url, tmp_path, capsys):
     local = language_config(tmp_path, sampling__max_new_tokens=3)
     local = replace(local, prompts=("sun",))
@@ -148,6 +154,7 @@ def test_a_language_model_in_a_bucket_is_read_by_every_command(bucket_url, tmp_p
     assert "sun" in said(capsys, generate.main, generate.GenerateOptions, words)
 
 
+@IN_GS
 def test_a_sweep_in_a_bucket_trains_each_cell_once_and_compares_them_there(bucket_url, tmp_path):
     config = replace(language_config(tmp_path), runs=f"{bucket_url}/runs")
     vary = {"optimizer.learning_rate": (1e-2, 1e-3)}
@@ -162,6 +169,7 @@ def test_a_sweep_in_a_bucket_trains_each_cell_once_and_compares_them_there(bucke
     assert len(compare([f"{config.runs}/sweeps/rates"]).groups) == 2
 
 
+@IN_S3
 def test_a_run_is_resumed_by_its_address_profiled_shown_loaded_and_exported(
     bucket_url, tmp_path, capsys
 ):
@@ -197,6 +205,7 @@ def test_a_run_is_resumed_by_its_address_profiled_shown_loaded_and_exported(
         jf.load(f"{bucket_url}/hub")
 
 
+@IN_S3
 def test_two_processes_train_the_cells_of_a_sweep_in_a_bucket(bucket_url, tmp_path):
     config = replace(language_config(tmp_path), runs=f"{bucket_url}/runs")
     (tmp_path / "settings.json").write_text(json.dumps(config_files.plain(config)))
@@ -231,6 +240,7 @@ def test_a_bucket_that_cannot_be_used_ends_a_training_with_one_sentence(
     assert "Forbidden" in err and "use credentials that allow it to be written" in err
 
 
+@IN_GS
 def test_a_run_is_read_with_credentials_that_cannot_write(bucket_url, tmp_path, capsys):
     far = translation_config(tmp_path, training__average_checkpoints=1)
     far = replace(far, runs=f"{bucket_url}/runs")
@@ -243,6 +253,7 @@ def test_a_run_is_read_with_credentials_that_cannot_write(bucket_url, tmp_path, 
         assert f"{folder}  2 of 2" in capsys.readouterr().out
 
 
+@IN_S3
 def test_a_training_with_slow_and_failing_requests_has_the_same_bits(bucket_url, tmp_path):
     local = translation_config(tmp_path)
     expected = left(translation.train(local).folder, local.training)

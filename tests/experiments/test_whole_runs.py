@@ -204,8 +204,7 @@ WORK = {
         language:fsdp=8,tensor=2 language:data=4,tensor=4
     """,
     "4 x 4 devices": """
-        translation:replicated translation:fsdp=8,tensor=2 translation:data=4,tensor=4
-        language:fsdp=8,tensor=2
+        translation:replicated translation:fsdp=8,tensor=2 language:fsdp=8,tensor=2
     """,
 }
 """The runs of each pod."""
