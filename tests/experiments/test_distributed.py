@@ -25,7 +25,7 @@ from tests.experiments.test_training_config import LANGUAGE, ROOT, TRANSLATION
 from tests.two_processes import free_port
 
 MESH = "--strategy sharded --mesh data=2,tensor=2"
-LONG = "--optimizer.total_steps 211 --training.evaluate_every 0 --training.save_every 0"
+LONG = "--optimizer.total_steps 97 --training.evaluate_every 0 --training.save_every 0"
 
 
 @dataclass(frozen=True)
@@ -137,9 +137,9 @@ def test_a_signal_to_one_stops_both_after_one_step_and_nothing_is_lost(
     assert [process.code for process in found] == codes, found
     assert all("asked to stop: saving after this step" in process.err for process in found)
     step = lines(stopped)[-1]["step"]
-    assert 5 <= step < 211 and (stopped / "checkpoints" / str(step)).is_dir()
+    assert 5 <= step < 97 and (stopped / "checkpoints" / str(step)).is_dir()
     first, _ = finished(*begin_two(text, f"{words} --runs stopped"))
-    assert f"from step {step} to 211" in first.out
+    assert f"from step {step} to 97" in first.out
     assert lines(stopped) == lines(whole)
     assert (stopped / "scores.json").read_bytes() == (whole / "scores.json").read_bytes()
 
