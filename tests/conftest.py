@@ -37,12 +37,11 @@ def pytest_configure(config: pytest.Config):
     # Most of the time goes into compiling programs that run once. What is marked slow or peer runs
     # as users' programs do, and so do the attention functions (see `optimized`).
     quick = config.option.markexpr in (*config.getini("addopts"), "long", "long and not slow")
-    # Children of this process inherit both, in variables.
+    # Both settings are environment variables too, for the processes that tests start.
     if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
         jax.config.update("jax_disable_most_optimizations", quick)
         os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))
-    # A flag that XLA does not know ends a process: this one is known to JAX 0.10, but no more to
-    # 0.12.
+    # A flag that XLA does not know ends a process: JAX 0.12 does not know this one.
     flags = os.environ.get("XLA_FLAGS", "")
     if quick and jax.__version_info__ < (0, 11) and _OLDER_LOOPS not in flags:
         os.environ["XLA_FLAGS"] = f"{flags} {_OLDER_LOOPS}".strip()
