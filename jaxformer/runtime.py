@@ -85,12 +85,12 @@ def _keep_programs(platform_name: str, cache_dir: Path | None) -> Path | None:
         return Path(os.environ["JAX_COMPILATION_CACHE_DIR"])
     if cache_dir is None:
         return None
-    folder = cache_dir.expanduser() / (_cpu_kind() if platform_name == "cpu" else platform_name)
+    folder = cache_dir.expanduser() / (cpu_kind() if platform_name == "cpu" else platform_name)
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
 
 
-def _cpu_kind() -> str:
+def cpu_kind() -> str:
     """A name for this CPU's instruction set: a program for another one could crash the process."""
     kind = platform.machine()
     with contextlib.suppress(OSError):

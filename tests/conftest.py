@@ -1,26 +1,35 @@
 """Shared by all tests: strict settings, random data, and one meaning of "equal"."""
 
+import contextlib
+import gc
 import io
 import os
+import time
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 import pytest
 
 import tests.shapes  # before the package is imported
+from jaxformer.runtime import cpu_kind
 from jaxformer.training.parameters import flatten
 from tests import buckets
 
-# The longest first: of the files that are left at the end none makes one process wait for long.
-_FIRST = ("translation", "language_modelling", "strategies", "processes", "models", "plan")
 # Where the shapes in the package's signatures are checked at every call.
 _SHAPES = ("ops", "nn", "text", "decoding", "training")
-# On a CPU a program with XLA's newer loops takes up to twice as long to compile.
-_OLDER_LOOPS = "--xla_cpu_use_fusion_emitters=false"
+# On a CPU XLA's newer loops take up to twice as long to compile, and code in 32 parts half as long
+# again. A flag that XLA does not know ends a process: the first JAX that may not know it.
+_QUICK_TO_COMPILE = {
+    "--xla_cpu_use_fusion_emitters=false": (0, 11),
+    "--xla_cpu_parallel_codegen_split_count=1": (0, 13),
+}
+_KEPT_SECONDS = 60 * 24 * 3600
 
 
 def be_strict():
@@ -34,35 +43,52 @@ def be_strict():
 
 def pytest_configure(config: pytest.Config):
     be_strict()
-    # Most of the time goes into compiling programs that run once. What is marked slow or peer runs
-    # as users' programs do, and so do the attention functions (see `optimized`).
-    quick = config.option.markexpr in (*config.getini("addopts"), "long", "long and not slow")
-    # Both settings are environment variables too, for the processes that tests start.
-    if "JAX_DISABLE_MOST_OPTIMIZATIONS" not in os.environ:
-        jax.config.update("jax_disable_most_optimizations", quick)
-        os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))
-    # A flag that XLA does not know ends a process: JAX 0.12 does not know this one.
-    flags = os.environ.get("XLA_FLAGS", "")
-    if quick and jax.__version_info__ < (0, 11) and _OLDER_LOOPS not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {_OLDER_LOOPS}".strip()
+    # Tracing makes many objects and few cycles: a sixth of the time went into looking for these.
+    gc.set_threshold(100_000, 50, 50)
+    flags = os.environ.get("XLA_FLAGS", "").split()
+    for flag, version in _QUICK_TO_COMPILE.items():
+        if jax.__version_info__ < version and flag not in flags:
+            flags.append(flag)
+    os.environ["XLA_FLAGS"] = " ".join(flags)
+    keep_programs()
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]):
-    items.sort(key=lambda item: item.path.stem.removeprefix("test_") not in _FIRST)
+def keep_programs():
+    """Compiled programs are kept for other workers, for children and for the next session.
 
-
-@pytest.fixture(scope="module")
-def optimized() -> Iterator[None]:
-    """Programs are compiled with all of XLA's optimizations (loops as in `_OLDER_LOOPS`)."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", False)
-    yield
-    jax.config.update("jax_disable_most_optimizations", before)
+    JAX_ENABLE_COMPILATION_CACHE=false does without.
+    """
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        flags = zlib.crc32(os.environ.get("XLA_FLAGS", "").encode())
+        root = Path("~/.cache/jaxformer/test-programs").expanduser()
+        folder = root / f"{cpu_kind()}-jaxlib-{jaxlib.__version__}-{flags:08x}"
+        folder.mkdir(parents=True, exist_ok=True)
+        for program in root.rglob("*-cache"):
+            with contextlib.suppress(FileNotFoundError):  # another worker has deleted it
+                if time.time() - program.stat().st_mtime > _KEPT_SECONDS:
+                    program.unlink()
+        # Variables of the environment, for the processes that tests start too.
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)
+    os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
+    jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
 def pytest_runtest_setup(item: pytest.Item):
     layer = item.path.relative_to(Path(__file__).parent).parts[0]
-    tests.shapes.enabled = layer in _SHAPES and "misuse" not in getattr(item, "fixturenames", ())
+    fixtures = getattr(item, "fixturenames", ())
+    tests.shapes.enabled = layer in _SHAPES and "misuse" not in fixtures
+    # Most of the time goes into compiling programs that run once.
+    marks = {mark.name for mark in item.iter_markers()}
+    quick = not marks & {"slow", "compiler"} and "optimized" not in fixtures
+    jax.config.update("jax_disable_most_optimizations", quick)
+    # For the processes that tests start too.
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))
+
+
+@pytest.fixture(scope="module")
+def optimized() -> None:
+    """Programs are compiled with all of XLA's optimizations, as those of users are."""
 
 
 @pytest.fixture

@@ -4,34 +4,42 @@ Left to other tests: commands for several devices and machines (`tests/test_type
 buckets (`tests/experiments/test_bucket_runs.py`), other people's programs and packages.
 """
 
+import ast
 import contextlib
 import io
 import json
 import re
 import runpy
 import shlex
+import shutil
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 import jaxformer as jf
 from jaxformer.text.tokenizers import train_bpe
+from tests.documents import GUIDES, Block, blocks, prose
 from tests.experiments.tiny_runs import WORDS
+from tests.made_once import made_once
 from tests.pretrained.models import MODELS, inputs_of
-from tests.test_readmes import PAGES
 
-GUIDES = {Path(page).stem: text for page, text in PAGES.items() if "/guides/" in page}
-PEERS = ("pytorch", "transformers")
-ORDER = sorted(GUIDES.keys() - PEERS, key=lambda name: (name not in ("train", "use"), name))
-"""Others read the runs of the first two."""
+PYTORCH, TRANSFORMERS, TRAIN, USE, INSIDE, PRETRAINED = (
+    f"experiments/guides/{name}.md"
+    for name in ("pytorch", "transformers", "train", "use", "inside", "pretrained")
+)
+CASES: list[tuple[str, str | None]] = [
+    *((page, None) for page in GUIDES if page not in (PYTORCH, TRANSFORMERS, TRAIN, PRETRAINED)),
+    *((PRETRAINED, section) for section in sorted({x.section for x in blocks(PRETRAINED, "sh")})),
+]
+"""The longest guide runs section by section, so that processes share it."""
 LEFT_OUT = (  # what it would change, where it is tested otherwise, or other people's programs
-    r"--(strategy|mesh|distributed)\b|sbatch|://|^(export|pip|kill|sacrebleu|ct2-)|my_package|device$"
-    r"|experiments\.results (runs|--table)"
+    r"--strategy (?!single)|--(mesh|distributed)\b|sbatch|://|^(export|pip|kill|sacrebleu|ct2-)"
+    r"|my_package|device$|experiments\.results (runs|--table)"
 )
 STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
 RUN = f"""
@@ -44,8 +52,9 @@ TEXTS = """
     --data.validation.target val.de --data.test.source test.en --data.test.target test.de
 """
 TRANSLATION = f"""
-    {RUN} --model.num_encoder_layers 1 --data.batch_tokens 190 --data.buckets 1 --search.beam_size 2
-    --search.max_new_tokens 7
+    {RUN} --model.num_encoder_layers 1 --model.dropout_rate 0.0 --data.batch_tokens 190
+    --data.buckets 1 --training.attention_fn reference --training.average_checkpoints 1
+    --search.beam_size 2 --search.max_new_tokens 7
 """
 LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --training.evaluate_every 1 --prompts sun"
 ADDED = {
@@ -76,6 +85,10 @@ def run(command: str) -> None:
     short = ADDED.get(name, "")
     if "--continue_from" in command:
         short += " --optimizer.total_steps 3"
+    if name == "language_modelling.finetune" and "--train " not in command:
+        short += " --train train.tsv --test test.tsv"
+    if "--strategy single" in command:
+        short += " --name single"
     if "_masked" in command:
         short = short.replace("num_decoder", "num_encoder").replace("sun", "<mask>")
     if not re.search(r"--(data\.train|config|resume|continue_from)", command):
@@ -104,21 +117,60 @@ def run(command: str) -> None:
         Path(files[">"]).write_bytes(out.buffer.getvalue())
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory, random_params):
-    """A folder with the texts, runs and folders of `transformers` that the guides name."""
-    folder = tmp_path_factory.mktemp("place")
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
+def run_all(block: Block) -> None:
+    """Runs the commands of a block, one after the other."""
+    for command in block.code.splitlines():
+        if not re.search(LEFT_OUT, command):
+            run(command)
+
+
+@contextlib.contextmanager
+def typing_in(folder: Path) -> Iterator[None]:
+    """Commands are typed in `folder`."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         patch.syspath_prepend(folder)
-        write_texts()
-        write_models(random_params)
-        run("python -m experiments.translation.train")
-        run("python -m experiments.language_modelling.train")
-        yield folder
-        jax.config.update("jax_disable_most_optimizations", before)
+        yield
+
+
+@pytest.fixture
+def place(tmp_path_factory, worker_id, random_params, tmp_path):
+    """A folder in which commands are typed: the texts and the models that the guides name."""
+
+    def make(folder: Path) -> None:
+        with typing_in(folder):
+            write_texts()
+            write_models(random_params)
+
+    shared = made_once(tmp_path_factory, "guides", make, worker_id)
+    with typing_in(shutil.copytree(shared, tmp_path / "place")):
+        yield
+
+
+@pytest.fixture
+def runs(place, tmp_path_factory, worker_id):
+    """The runs that most guides read, trained once."""
+
+    def make(folder: Path) -> None:
+        with typing_in(folder):
+            write_texts()
+            run("python -m experiments.translation.train")
+            run("python -m experiments.language_modelling.train")
+            run("python -m experiments.language_modelling.train --preset python_stdlib_masked")
+
+    shared = made_once(tmp_path_factory, "runs-of-guides", make, worker_id)
+    shutil.copytree(shared / "runs", "runs")
+
+
+@pytest.fixture
+def runs_of_train(runs):
+    """The runs that the guide `train` makes: shortened, they differ from the first in the seed."""
+    for name in ("seed1", "wider", "pairs"):
+        folder = Path("runs/translation") / name
+        shutil.copytree("runs/translation/grammar", folder)
+        config = json.loads((folder / "config.json").read_text())
+        config["training"]["seed"] = 1
+        (folder / "config.json").write_text(json.dumps(config | {"name": name}))
 
 
 def write_texts() -> None:
@@ -158,24 +210,47 @@ def write_models(random_params: Any) -> None:
         jf.save_pretrained(f"folder/of/{name}", model, params, tokenizer, family=name)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ORDER)
-def test_the_commands_and_the_code_of_a_guide_run(name, place):
+@pytest.mark.long
+def test_the_commands_of_the_guide_to_training_run(runs):
+    for block in blocks(TRAIN, "sh"):
+        run_all(block)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("page", "section"), CASES)
+def test_the_commands_and_the_code_of_a_guide_run(page, section, runs_of_train):
     variables: dict[str, Any] = {}
-    for language, block in blocks(name):
-        if language == "python" and name in ("use", "inside"):
-            exec(compile(block, name, "exec"), variables)
-        for command in block.splitlines() if language == "sh" else ():
-            if not re.search(LEFT_OUT, command):
-                run(command)
+    for block in blocks(page, "sh", "python"):
+        if section not in (None, block.section):
+            continue
+        if block.language == "sh":
+            run_all(block)
+        elif page in (USE, INSIDE):
+            block.run(variables)
+
+
+@pytest.mark.long
+def test_three_lines_of_the_readme_lead_from_a_run_to_a_result(runs):
+    """Of runs with the names that stand there, but small: the results have the types shown."""
+    (block,) = blocks("README.md", "pycon")
+    variables: dict[str, Any] = {}
+    shown = re.findall(r"^>>> (.*)\n((?:[^>\n].*\n)?)", block.code, re.MULTILINE)
+    assert len(shown) == 6
+    for line, result in shown:
+        if result:
+            value, told = eval(line, variables), ast.literal_eval(result)
+            assert type(value) is type(told) and value, line
+        else:
+            exec(line, variables)
 
 
 @pytest.mark.peer
 def test_a_model_of_torch_is_loaded_changed_compared_and_taken_back(capsys):
     pytest.importorskip("torch", reason="the guide needs torch")
-    code = "".join(block for language, block in blocks("pytorch") if language == "python")
-    exec(compile(re.sub(r"range\([12]00\)", "range(2)", code), "pytorch", "exec"), {})
-    shown = re.findall(r"^    (.*)$", re.sub(r"```.*?```", "", GUIDES["pytorch"], flags=re.S), re.M)
+    variables: dict[str, Any] = {}
+    for block in blocks(PYTORCH, "python"):
+        block._replace(code=re.sub(r"range\([12]00\)", "range(2)", block.code)).run(variables)
+    shown = re.findall(r"^    (.*)$", prose(PYTORCH), re.M)
     printed = capsys.readouterr().out
     assert [re.sub(r"\d", "0", line) for line in printed.splitlines()] == [
         re.sub(r"\d", "0", line) for line in shown
@@ -187,17 +262,11 @@ def test_a_model_of_torch_is_loaded_changed_compared_and_taken_back(capsys):
 @pytest.mark.peer
 def test_a_folder_of_transformers_is_loaded_changed_compared_and_written(place, capsys):
     pytest.importorskip("transformers", reason="the guide needs transformers")
-    for language, block in blocks("transformers"):
-        if "def variants" in block:
-            Path("my_parts.py").write_text(block)
-        elif language == "python":
-            exec(compile(block, "transformers", "exec"), {})
+    for block in blocks(TRANSFORMERS, "python", "sh"):
+        if "def variants" in block.code:
+            Path("my_parts.py").write_text(block.code)
+        elif block.language == "python":
+            block.run({})
             assert capsys.readouterr().out.startswith("def read(")
         else:
-            for command in block.splitlines():
-                run(command)
-
-
-def blocks(name: str) -> list[tuple[str, str]]:
-    """The language and the text of each block of code in a guide."""
-    return re.findall(r"```(python|sh)\n(.*?)```", GUIDES[name], re.DOTALL)
+            run_all(block)

@@ -15,15 +15,8 @@ from experiments.runs import COMMANDS as RUNS_COMMANDS
 from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.presets import PRESETS
+from tests.documents import PAGES, ROOT, blocks, prose
 
-ROOT = Path(__file__).parents[1]
-README = ROOT / "README.md"
-TRANSLATION = ROOT / "experiments" / "translation" / "README.md"
-PAGES = {
-    str(path.relative_to(ROOT)): path.read_text(encoding="utf-8")
-    for path in (README, *sorted((ROOT / "experiments").rglob("*.md")))
-    if path.name != "model_card.md"  # a template
-}
 COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`<>|])*)"""
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
 
@@ -64,10 +57,6 @@ def options_of(command: str) -> dict:
     return {"default": options()}
 
 
-def prose(text: str) -> str:
-    return re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
-
-
 def slugs(text: str) -> set[str]:
     """The anchors of the titles of a page, as GitHub makes them."""
     titles = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
@@ -84,15 +73,11 @@ def rows(text: str, header: str) -> dict[str, list[str]]:
     return {first.strip("`"): rest for first, *rest in cells}
 
 
-def python_block(path: Path) -> str:
-    pattern = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
-    return "\n".join(pattern.findall(path.read_text("utf-8")))
-
-
 def test_the_code_of_the_readme_prints_what_its_comments_say(capsys):
-    code = python_block(README)
-    exec(compile(code, str(README), "exec"), {})
-    comments = re.findall(r"^print\(.*\)  # (.*)$", code, re.MULTILINE)
+    variables, comments = {}, []
+    for block in blocks("README.md", "python"):
+        block.run(variables)
+        comments += re.findall(r"^print\(.*\)  # (.*)$", block.code, re.MULTILINE)
     assert comments and capsys.readouterr().out.splitlines() == comments
 
 
@@ -107,7 +92,7 @@ def test_the_layers_of_the_readme_are_the_folders_of_the_package():
 
 @pytest.mark.parametrize("page", PAGES)
 def test_what_a_readme_names_or_links_exists(page):
-    text = prose(PAGES[page])
+    text = prose(page)
     absent = []
     for link, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^):]+))?\)", text):
         path = (ROOT / page).parent.joinpath(link) if link else ROOT / page
@@ -151,24 +136,13 @@ def test_an_option_that_a_readme_names_exists():
     others = {"field", "lr"}  # placeholders
     others |= {name for name in written if name.startswith("xla_")}  # of XLA_FLAGS
     others |= {"output_dir", "inplace", "to"}  # of ct2-transformers-converter and jupyter
-    others |= {
-        "array",
-        "wrap",
-        "echo",
-        "full",
-        "nodes",
-        "ntasks",
-        "gpus",
-        "signal",
-        "requeue",
-        "zone",
-        "worker",
-    }
+    others |= {"array", "wrap", "echo", "full", "nodes", "ntasks", "gpus", "signal", "requeue"}
+    others |= {"zone", "worker"}
     assert written - others - {"command"} <= known
 
 
 def test_the_presets_are_as_the_readmes_say():
-    told = rows(TRANSLATION.read_text("utf-8"), "preset")
+    told = rows(PAGES["experiments/translation/README.md"], "preset")
     for name, preset in PRESETS.items():
         model = preset.model
         numbers = [model.d_model, model.d_ff, model.num_heads, model.dropout_rate]

@@ -1,13 +1,16 @@
-"""Two processes with two devices each, which run the same code on a state that all four share."""
+"""Processes that tests start, and two with two devices each on a state that all four share."""
 
 import os
 import socket
 import subprocess
 import sys
 import textwrap
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path(__file__).parents[1]
 _BEGINNING = """
     import sys, warnings
     import jax, jax.numpy as jnp, numpy as np
@@ -39,19 +42,47 @@ class Ended(NamedTuple):
     err: str
 
 
+def start(
+    *words: object,
+    folder: str | Path = ROOT,
+    devices: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.Popen:
+    """Python with `words` in `folder`, which finds this checkout and so many devices of a CPU."""
+    variables = {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(devices)}
+    return subprocess.Popen(
+        [sys.executable, *map(str, words)],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | variables | (environment or {}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def ended(*processes: subprocess.Popen, timeout: float = 600.0) -> list[Ended]:
+    """The ends of processes, which are killed after `timeout` seconds."""
+    with ThreadPoolExecutor(len(processes)) as pool:  # none waits for a pipe that nobody reads
+        try:
+            said = list(pool.map(lambda process: process.communicate(timeout=timeout), processes))
+        finally:
+            for process in processes:
+                process.kill()
+    return [Ended(p.returncode, *texts) for p, texts in zip(processes, said, strict=True)]
+
+
+def finished(*processes: subprocess.Popen, timeout: float = 600.0) -> list[Ended]:
+    """The ends of processes, all of which end with 0."""
+    found = ended(*processes, timeout=timeout)
+    assert [process.code for process in found] == [0] * len(found), found
+    return found
+
+
 def run(code: str, folder: str | Path) -> list[Ended]:
     """Runs `code` in both; it knows `folder`, `spread`, `state(step)` and `check(array, step)`."""
     code = textwrap.dedent(_BEGINNING) + textwrap.dedent(code)
-    flags = "--xla_force_host_platform_device_count=2"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    words = [sys.executable, "-c", code, str(folder), f"127.0.0.1:{free_port()}"]
-    pipe = subprocess.PIPE
-    processes = [
-        subprocess.Popen([*words, index], env=environment, stdout=pipe, stderr=pipe, text=True)
-        for index in "01"
-    ]
-    said = [process.communicate(timeout=120) for process in processes]
-    return [Ended(one.returncode, *texts) for one, texts in zip(processes, said, strict=True)]
+    address = f"127.0.0.1:{free_port()}"
+    return ended(*(start("-c", code, folder, address, index, devices=2) for index in range(2)))
 
 
 def free_port() -> int:

@@ -1,10 +1,10 @@
 """Models as the weight maps see them: the kind of a model and its config."""
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
@@ -151,9 +151,20 @@ def spec_of(model: nn.Module) -> ModelSpec:
 
 
 def param_shapes(model: nn.Module) -> dict[str, Shape]:
-    """The shapes of the model's parameters by path; no parameter is allocated."""
-    tokens = jnp.zeros((1, 1), jnp.int32)
-    inputs: tuple[jax.Array, ...]
+    """The shapes of the model's parameters by path; no parameter is allocated.
+
+    Tracing a model takes seconds, so the shapes of the last few models are kept.
+    """
+    try:
+        hash(model)
+    except TypeError:  # a user's part without a hash
+        return _trace_shapes(model)
+    return dict(_known_shapes(model))
+
+
+def _trace_shapes(model: nn.Module) -> dict[str, Shape]:
+    tokens = np.zeros((1, 1), np.int32)
+    inputs: tuple[np.ndarray, ...]
     match model:
         case Model(config=sizes) if sizes.num_encoder_layers and sizes.num_decoder_layers:
             inputs = (tokens, tokens)
@@ -164,6 +175,9 @@ def param_shapes(model: nn.Module) -> dict[str, Shape]:
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs)["params"])
     leaves: dict[str, Any] = flatten_dict(params, sep="/")
     return {path: leaf.shape for path, leaf in leaves.items()}
+
+
+_known_shapes = lru_cache(maxsize=16)(_trace_shapes)
 
 
 def check_params(model: nn.Module, params: Mapping[str, Any]) -> None:

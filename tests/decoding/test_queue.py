@@ -15,6 +15,8 @@ from jaxformer.nn.int8 import Int8, quantize
 from jaxformer.pipelines import translate_ids
 from jaxformer.pipelines.continuation import Round, continue_ids
 
+pytestmark = pytest.mark.long
+
 N, PADDED, ROWS, V = 23, 29, 5, 31
 
 

@@ -35,12 +35,13 @@ def drawing(temperature=1.0, **limits):
 
 
 def run(logits, first, limits, *, example_ids=None, settings=None, **options):
-    example_ids = jnp.arange(len(first)) if example_ids is None else example_ids
+    example_ids = np.arange(len(first)) if example_ids is None else example_ids
     names = ("step_offset", "history", "history_lengths")
     before = {name: options.pop(name) for name in names if name in options}
     prompts = Prompts(first, limits, example_ids, **before)
     options = {"sampler": greedy, "logits_processors": ()} | options
-    return _run(logits, prompts, SamplingConfig(max_new_tokens=11, **settings or {}), **options)
+    config = SamplingConfig(max_new_tokens=11, **settings or {})
+    return jax.device_get(_run(logits, prompts, config, **options))
 
 
 @partial(jax.jit, static_argnames=("config", "sampler", "logits_processors", "stop_fn", "eos"))
@@ -51,14 +52,15 @@ def _run(logits, prompts, config, **rest):
     return sample(step, None, prompts, jax.random.key(5), config, **rest)
 
 
-def each(sampler, logits, seed=7):
+@partial(jax.jit, static_argnames="sampler")
+def each(sampler, logits):
     """One token for each row of `logits` [B, V]."""
-    rngs = jax.random.split(jax.random.key(seed), len(logits))
-    return np.asarray(jax.vmap(sampler)(jnp.asarray(logits, jnp.float32), rngs))
+    rngs = jax.random.split(jax.random.key(7), len(logits))
+    return jax.vmap(sampler)(logits, rngs)
 
 
 def drawn(sampler, probabilities, count=4_000):
-    logits = np.tile(np.log(probabilities), (count, 1))
+    logits = np.tile(np.float32(np.log(probabilities)), (count, 1))
     return np.bincount(each(sampler, logits), minlength=len(probabilities))
 
 
@@ -109,15 +111,16 @@ def test_of_equally_likely_tokens_the_first_are_kept_as_greedy_takes_the_first()
     even = np.full(VOCAB, 1 / VOCAB)
     assert np.flatnonzero(drawn(drawing(1.0, top_k=3), even)).tolist() == [0, 1, 2]
     assert np.flatnonzero(drawn(drawing(1.0, top_p=0.30), even)).tolist() == [0, 1, 2]
-    assert each(greedy, np.zeros((2, VOCAB))).tolist() == [0, 0]
-    assert each(drawing(9.0, top_k=1), np.zeros((2, VOCAB))).tolist() == [0, 0]
+    zeros = np.zeros((2, VOCAB), np.float32)
+    assert each(greedy, zeros).tolist() == [0, 0]
+    assert each(drawing(9.0, top_k=1), zeros).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
     "sampler", [drawing(min_p=1.0), drawing(1e-36), drawing(1e-36, top_k=5, top_p=0.9, min_p=0.1)]
 )
 def test_the_narrowest_truncations_are_greedy_at_any_scale(sampler):
-    logits = 1e4 * np.random.default_rng(2).normal(size=(29, VOCAB))
+    logits = np.float32(1e4 * np.random.default_rng(2).normal(size=(29, VOCAB)))
     assert np.array_equal(each(sampler, logits), np.argmax(logits, axis=-1))
 
 
@@ -198,10 +201,10 @@ def test_what_is_suppressed_is_never_written():
 def test_a_text_without_an_end_goes_on_to_its_limit():
     limits = np.array([11, 3, 0])
     found = run(table(), np.array([1, 2, 3]), limits)
-    written = np.asarray(found.log_probs[:, 0]) < 0
+    written = found.log_probs[:, 0] < 0
     assert written.sum(axis=1).tolist() == limits.tolist()
     ends = run(table(), np.array([1, 2, 3]), limits, eos=(int(found.tokens[0, 0, 0]),))
-    assert (np.asarray(ends.log_probs[:, 0]) < 0).sum(axis=1)[0] == 1
+    assert (ends.log_probs[:, 0] < 0).sum(axis=1)[0] == 1
 
 
 def test_a_text_written_in_two_parts_is_the_text_written_in_one():
@@ -233,8 +236,8 @@ def stop_fn(length, tokens):
 def test_a_stop_function_gets_every_token_in_order_and_stops_what_it_wants():
     HEARD.clear()
     first, limits = np.array([0, 3, 5]), np.array([4, 11, 7])
-    free = np.asarray(run(table(), first, limits).tokens[:, 0])
-    found = jax.device_get(run(table(), first, limits, stop_fn=stop_fn)).tokens[:, 0]
+    free = run(table(), first, limits).tokens[:, 0]
+    found = run(table(), first, limits, stop_fn=stop_fn).tokens[:, 0]
     assert [index for index, _ in HEARD] == list(range(7)), "the longest that is left ends at 7"
     assert np.array_equal(np.array([tokens for _, tokens in HEARD]).T, found[:, :7])
     for b, size in enumerate([4, 3, 7]):

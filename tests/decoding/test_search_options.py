@@ -38,7 +38,7 @@ def table(start, a, b):
     """The logits of a Markov model on end, start, a and b; rows are probabilities after each."""
     with np.errstate(divide="ignore"):
         logits = np.log([[1.0, 0.0, 0.0, 0.0], start, a, b])
-    return jnp.asarray(logits + np.array([[0.0], [1.0], [-2.0], [0.5]]), jnp.float32)
+    return np.float32(logits + np.array([[0.0], [1.0], [-2.0], [0.5]]))
 
 
 PLAIN = {"beam_size": 2, "max_new_tokens": 5, "length_penalty": 0.0, "eos": (END,)}
@@ -48,17 +48,24 @@ def search(
     logits, limits=(3, 3), logits_processors=(), length_penalty_fn=None, bos=START, **settings
 ):
     """The texts that a beam of 2 finds after `bos`, with their probabilities and scores."""
-    limits = jnp.array(limits)
-    found = beam_search(
+    config = SearchConfig(**PLAIN | settings)
+    first, processors = np.full(len(limits), bos), tuple(logits_processors)
+    found = _search(logits, first, np.array(limits), config, processors, length_penalty_fn)
+    found = jax.device_get(found)
+    return found.tokens.tolist(), np.exp(found.log_probs.sum(axis=-1)), found.scores
+
+
+@partial(jax.jit, static_argnames=("config", "processors", "length_penalty_fn"))
+def _search(logits, first, limits, config, processors, length_penalty_fn):
+    return beam_search(
         lambda tokens, cache: (logits[tokens], cache),
         NoMemory(),
-        jnp.full(limits.shape, bos),
+        first,
         limits,
-        SearchConfig(**PLAIN | settings),
-        logits_processors=logits_processors,
+        config,
+        logits_processors=processors,
         length_penalty_fn=length_penalty_fn,
     )
-    return found.tokens.tolist(), np.exp(found.log_probs.sum(axis=-1)), found.scores
 
 
 def test_an_extra_candidate_takes_the_place_of_a_text_that_has_ended():
@@ -150,17 +157,27 @@ def test_a_processor_knows_how_often_the_hypothesis_holds_each_token():
     close(np.sort(probabilities[0]), np.sort([0.1, 0.6 * 0.3 * 0.3, 0.6 * 0.2]))
 
 
+def greedy_texts(first, limits, eos, logits_processors):
+    """The likeliest tokens after `first`, one at a time."""
+
+    @jax.jit
+    def run(logits, prompts, rng):
+        config = SamplingConfig(max_new_tokens=max(limits), temperature=0)
+        options = {"eos": eos, "logits_processors": logits_processors}
+
+        def step(tokens, cache):
+            return logits[tokens], cache
+
+        return sample(step, NoMemory(), prompts, rng, config, **options)
+
+    prompts = Prompts(np.array(first), np.array(limits), np.arange(2))
+    found = jax.device_get(run(LOOP, prompts, jax.random.key(0)))
+    return found.tokens[:, 0].tolist()
+
+
 def test_a_forced_token_is_drawn_by_sampling_too():
-    found = sample(
-        lambda tokens, cache: (LOOP[tokens], cache),
-        NoMemory(),
-        Prompts(jnp.full(2, START), jnp.full(2, 3), jnp.arange(2)),
-        jax.random.key(0),
-        SamplingConfig(max_new_tokens=3, temperature=0),
-        eos=(END,),
-        logits_processors=[force_token_at(B), force_token_at(END, index=2)],
-    )
-    assert found.tokens[:, 0].tolist() == [[B, A, END]] * 2
+    forced = [force_token_at(B), force_token_at(END, index=2)]
+    assert greedy_texts([START, START], [3, 3], (END,), forced) == [[B, A, END]] * 2
 
 
 def test_a_forced_token_that_there_is_not_is_refused():
@@ -219,16 +236,8 @@ def test_any_of_several_ends_ends_a_text():
 
 
 def test_any_of_several_ends_ends_a_sampled_text():
-    found = sample(
-        lambda tokens, cache: (LOOP[tokens], cache),
-        NoMemory(),
-        Prompts(jnp.array([START, A]), jnp.array([4, 3]), jnp.arange(2)),
-        jax.random.key(0),
-        SamplingConfig(max_new_tokens=4, temperature=0),
-        eos=(END, A),
-        logits_processors=[min_new_tokens(1, [A])],
-    )
-    assert found.tokens[:, 0].tolist() == [[B, A, 0, 0], [B, A, 0, 0]]
+    found = greedy_texts([START, A], [4, 3], (END, A), [min_new_tokens(1, [A])])
+    assert found == [[B, A, 0, 0], [B, A, 0, 0]]
 
 
 def test_greedy_search_penalizes_repetition_in_its_logits():

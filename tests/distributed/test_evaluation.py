@@ -22,11 +22,12 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy, make_mesh, strategy_of
 from jaxformer.pipelines import score_pairs, stream
 from jaxformer.text.tokenizers import SPECIAL_TOKENS, train_words
+from tests.made_once import made_once
 
 pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
-MESHES = ("data=8", "fsdp=4,tensor=2", "data=2,fsdp=2,tensor=2")
+MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
 LINES = ["a rose", "a red rose is a rose", "", "rose and a rose is red red red rose", "a"]
 SPECIAL = (*SPECIAL_TOKENS, "<mask>")
 TOKENIZER = train_words(["a rose is a red rose and eine Rose ist rot"], 40, special_tokens=SPECIAL)
@@ -39,10 +40,10 @@ FILLER = jf.MaskedLanguageModel(jf.TransformerConfig(**SIZES, num_encoder_layers
 
 
 def first_params(model: Any, count: int) -> Any:
-    """The same random parameters in every process."""
-    inputs = [jnp.ones((1, 3), int)] * count
-    params = jax.jit(model.init)(jax.random.key(0), *inputs)["params"]
-    return jax.tree.map(lambda leaf: np.asarray(leaf), params)
+    """Random parameters."""
+    inputs, rng = [jnp.ones((1, 3), int)] * count, np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), *inputs)["params"]
+    return jax.tree.map(lambda leaf: 0.3 * rng.standard_normal(leaf.shape, np.float32), shapes)
 
 
 def evaluated(put: Any) -> dict[str, Any]:
@@ -126,7 +127,8 @@ def averaged(devices: Strategy | None, folder: Path) -> tuple[Any, list[int]]:
         mean = checkpoints.average_params([1, 2], shardings=shardings)
     leaves = jax.tree.leaves(mean)
     parts = [[x.data.nbytes for x in leaf.addressable_shards] for leaf in leaves if devices]
-    return [float(leaf.sum()) for leaf in leaves], np.sum(parts, axis=0).tolist() if parts else []
+    sums = [float(np.sum(leaf, dtype=np.float64)) for leaf in map(np.asarray, leaves)]
+    return sums, np.sum(parts, axis=0).tolist() if parts else []
 
 
 def compute(folder: Path) -> dict[str, Any]:
@@ -154,13 +156,16 @@ COUNTS = {TRANSLATOR: 2, WRITER: 1, FILLER: 1}
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("evaluation")
+def results(tmp_path_factory, worker_id) -> dict[str, Any]:
+    folder = made_once(tmp_path_factory, "evaluation", compute_in_child, worker_id)
+    return json.loads((folder / "results.json").read_text())
+
+
+def compute_in_child(folder: Path) -> None:
     environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, __file__, str(folder)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -174,15 +179,14 @@ def test_scores_texts_and_a_step_on_any_number_of_rows_are_those_of_one_device(m
     assert len(set(map(str, results["one"]["completions"]))) == 3
 
 
-@pytest.mark.parametrize("mesh", MESHES[1:])
-def test_an_evaluation_refuses_a_loss_that_takes_a_part_for_the_whole(mesh, results):
-    said = results[f"refused {mesh}"]
+def test_an_evaluation_refuses_a_loss_that_takes_a_part_for_the_whole(results):
+    said = results[f"refused {MESHES[1]}"]
     assert 'gather_at="use", but the loss reads decoder/blocks_0/' in said
     assert "without gathering" in said and "final" not in said  # norms are whole everywhere
     assert results[f"refused {MESHES[0]}"] == ""
 
 
-@pytest.mark.parametrize(("mesh", "parts"), [*zip(MESHES, (1, 8, 4), strict=True)])
+@pytest.mark.parametrize(("mesh", "parts"), [*zip(MESHES, (1, 4), strict=True)])
 def test_checkpoints_are_averaged_where_the_parameters_are(mesh, parts, results):
     whole, on_each = results["bytes"], results[f"bytes {mesh}"]
     assert len(on_each) == 8 and max(on_each) == min(on_each)

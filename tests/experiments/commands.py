@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -46,13 +47,17 @@ def parsed(command: Any, args: dict[str, Any]) -> Any:
     return cli.parse({"default": options()}, words_of(args))
 
 
-def call(command: Any, args: dict[str, Any], given: bytes = b"") -> Any:
-    """The exit code of a command, and what it wrote; `given` is its standard input."""
+def call(command: Any, args: Any, given: bytes = b"") -> Any:
+    """The exit code of a command, and what it wrote; `given` is its standard input.
+
+    `args` are its options as `parsed` takes them, or the configuration that they make.
+    """
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8", write_through=True), io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given), "utf-8"))
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = cli.run(lambda: command.main(parsed(command, args)))
+            parse = partial(parsed, command) if isinstance(args, dict) else lambda config: config
+            code = cli.run(lambda: command.main(parse(args)))
     return SimpleNamespace(code=code, out=out.buffer.getvalue().decode(), err=err.getvalue())
 
 
@@ -62,9 +67,9 @@ def refused(done: Any, code: int, said: str) -> None:
     assert said in done.err and done.err.startswith("error: ") and done.err.count("\n") == 1
 
 
-def bytes_of(folder: Path, step: int) -> bytes:
-    """The parameters that a run saved after `step`."""
-    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
+def bytes_of(folder: Path, step: int, tree: str = "params") -> bytes:
+    """The parameters that a run saved after `step`, or another `tree` of its state."""
+    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step, tree=tree))
     return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
 
 

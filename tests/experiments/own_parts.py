@@ -6,13 +6,16 @@ import time
 from dataclasses import dataclass
 
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import linen as nn
 
 from experiments.examples.custom_modules import DistanceBias
 from jaxformer.nn.blocks import Block
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.attention import reference
-from jaxformer.text.tokenizers import PAD
+from jaxformer.text.data import StreamBatch
+from jaxformer.text.tokenizers import PAD, SPECIAL_TOKENS, train_characters
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 
 NOT_CALLABLE = 3
@@ -38,6 +41,13 @@ class OwnPositions(DistanceBias):
 
 
 """Has a parameter that none of the library's schemes has."""
+
+
+class OwnTranslator(EncoderDecoder):
+    """Has logits that are twice those of the library's model."""
+
+    def lm_head(self, hidden):
+        return 2.0 * super().lm_head(hidden)
 
 
 def cosine_attention(q, k, v, mask, *, scale, bias=None, dropout=None):
@@ -82,7 +92,7 @@ def plain_descent(config, schedule):
 
 def lengths(evaluation):
     """The number of ids that the model may predict, and what is left of the loss at twice of it."""
-    return {"ids": evaluation.loaded.tokenizer.vocab_size, "half": evaluation.scores["loss"] / 2}
+    return {"size": evaluation.loaded.tokenizer.vocab_size, "half": evaluation.scores["loss"] / 2}
 
 
 def words(evaluation):
@@ -90,6 +100,46 @@ def words(evaluation):
     return {
         "words": sum(len(x.split()) for x in evaluation.hypotheses) / len(evaluation.text.source)
     }
+
+
+class Counting:
+    """Batches of rows that count modulo 11."""
+
+    steps_per_epoch = 5
+    fingerprint = "counting"
+
+    def batch(self, step, rows):
+        numbers = rows(3)
+        ids = (np.arange(20) + 7 * step + numbers[:, None]) % 11
+        mask = np.ones((len(numbers), 19), bool)
+        return StreamBatch(ids.astype(np.int32), mask, numbers.astype(np.int32))
+
+
+def counting(config, prepared):
+    """`Counting`, for the batch size and vocabulary that it is made for."""
+    assert config.data.batch_size == 3 and prepared.tokenizer.vocab_size > 11
+    return Counting()
+
+
+def texts():
+    """Documents of two letters."""
+    return [f"{chr(65 + i % 26)} {chr(65 + i % 25)}" for i in range(997)]
+
+
+def other_texts():
+    """The documents of `texts`, backwards."""
+    return [text[::-1] for text in texts()]
+
+
+def pairs():
+    """Documents of `texts` as targets."""
+    return [(f"{text} {text} {chr(65 + i % 17)}", text) for i, text in enumerate(texts())]
+
+
+def upper(texts, vocab_size):
+    """A tokenizer of capital letters, which needs to see no text."""
+    letters = "ABCDEFGHIJKLMNOPQRSTUVWXYZ "
+    return train_characters([letters], special_tokens=SPECIAL_TOKENS)
 
 
 class OwnLogger:

@@ -51,20 +51,6 @@ def test_the_environment_names_processor_and_versions(tmp_path):
     assert report.cpu_model(tmp_path / "absent")
 
 
-def gpt_work(vocab_size=7):
-    model = replace(PRESETS["shakespeare_char_cpu"].model, vocab_size=vocab_size)
-    return train.StepWork(model=model, batch_size=3, seq_len=5)
-
-
-def test_batches_are_random_tokens_of_the_asked_shape_and_repeat_after_eight():
-    batches = list(itertools.islice(train.random_batches(gpt_work()), 16))
-    assert all(batch.tokens.shape == (3, 6) for batch in batches)
-    assert all(batch.loss_mask.shape == (3, 5) for batch in batches)
-    assert {int(token) for batch in batches for token in batch.tokens.flat} == set(range(7))
-    assert (batches[0].tokens == batches[8].tokens).all()
-    assert (batches[0].tokens != batches[1].tokens).any()
-
-
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -83,25 +69,17 @@ def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
     absent, present = train.StepOptions(), train.StepOptions(nanogpt=tmp_path)
     assert list(absent.cases()) == ["jaxformer", train.REFERENCE]
     assert set(present.cases()) == {"jaxformer", train.REFERENCE, *train.NANOGPT}
-
-
-def test_a_folder_without_nanogpts_model_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="has no model.py: give the folder of a checkout"):
         train.load_nanogpt(tmp_path)
 
 
-def test_the_sources_are_words():
+def test_texts_are_words_and_fill_the_model():
     work = decode.DecodeWork(replace(decode.MARIAN_BASE, vocab_size=11), batch_size=3, source_len=5)
     assert work.sources().shape == (3, 5)
     assert 2 <= work.sources().min() and work.sources().max() < work.pad == 10
-
-
-def test_the_generated_text_fills_the_character_model():
     work = generate.GenerateWork(batch_size=3)
     assert work.prompts().shape == (3, 16) and work.new_tokens == 240
     assert set(work.prompts().flat) <= set(range(65))
-    leaves = jax.tree.leaves(generate.params_of(work.model))
-    assert sum(leaf.size for leaf in leaves) == 10_745_088
 
 
 def test_texts_that_differ_are_an_error():
@@ -112,13 +90,21 @@ def test_texts_that_differ_are_an_error():
         generate.check_texts(COMPARISON._replace(metadata=checksums))
 
 
-def test_a_translators_batches_are_full_of_words_and_end_with_eos():
-    model = replace(multi30k_tiny.model, vocab_size=7)
-    work = train.StepWork(model=model, batch_size=3, seq_len=5)
-    batches = list(itertools.islice(train.random_batches(work), 16))
-    assert all((b.source.shape, b.target.shape) == ((3, 5), (3, 6)) for b in batches)
-    words = [word for batch in batches for side in batch[:2] for word in side[:, :-1].flat]
-    assert set(words) == {4, 5, 6}
-    assert all((side[:, -1] == 2).all() for batch in batches for side in batch[:2])
-    assert (batches[0].source == batches[8].source).all()
-    assert (batches[0].source != batches[1].source).any()
+def batches_of(model):
+    work = train.StepWork(model=replace(model, vocab_size=7), batch_size=3, seq_len=5)
+    return list(itertools.islice(train.random_batches(work), 16))
+
+
+def test_batches_are_random_repeat_after_eight_and_end_with_eos_for_a_translator():
+    batches = batches_of(PRESETS["shakespeare_char_cpu"].model)
+    assert {(batch.tokens.shape, batch.loss_mask.shape) for batch in batches} == {((3, 6), (3, 5))}
+    assert {int(token) for batch in batches for token in batch.tokens.flat} == set(range(7))
+    assert (batches[0].tokens == batches[8].tokens).all()
+    assert (batches[0].tokens != batches[1].tokens).any()
+    pairs = batches_of(multi30k_tiny.model)
+    assert {(pair.source.shape, pair.target.shape) for pair in pairs} == {((3, 5), (3, 6))}
+    sides = [side for pair in pairs for side in pair[:2]]
+    assert {word for side in sides for word in side[:, :-1].flat} == {4, 5, 6}
+    assert all((side[:, -1] == 2).all() for side in sides)
+    assert (pairs[0].source == pairs[8].source).all()
+    assert (pairs[0].source != pairs[1].source).any()

@@ -1,6 +1,5 @@
 """Options, files and parts become a configuration; what goes wrong has a code and a sentence."""
 
-import gc
 import json
 import logging
 import os
@@ -362,31 +361,6 @@ def test_sigterm_unwinds_the_stack_and_its_handler_is_put_back(capsys):
     assert unwound == [True]
     assert signal.signal(signal.SIGTERM, before) is signal.SIG_DFL
     assert capsys.readouterr().err == "stopped by SIGTERM\n"
-
-
-def test_sigterm_in_the_collector_of_garbage_which_ignores_exceptions_still_ends_the_command():
-    calls = []
-
-    def once(*args):
-        if not calls:
-            calls.append(os.kill(os.getpid(), signal.SIGTERM))
-
-    def also(*args):  # the signal may arrive in another callback
-        return [None for _ in range(1000)]
-
-    def main():
-        gc.callbacks[:] = [once, also, *gc.callbacks]
-        gc.collect()
-        gc.callbacks.remove(once)
-        gc.callbacks.remove(also)
-        time.sleep(5.0)
-
-    gc.freeze()  # what other tests have left would be collected for longer than a signal waits
-    try:
-        begun = time.monotonic()
-        assert cli.run(main) == 143 and time.monotonic() - begun < 4.0
-    finally:
-        gc.unfreeze()
 
 
 def test_a_warning_is_one_sentence(capsys):

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import shutil
 from typing import get_args
 
 import numpy as np
@@ -56,6 +57,7 @@ def test_two_runs_are_tested_to_the_digit_as_sacrebleu_does(
     other = write_run(tmp_path / "other", worse(text, 0.34, seed=77), text, width=13)
     comparison = compare_runs([runs[0], other], metric)
     (difference,) = comparison.differences
+    assert difference.warning.startswith("one seed: the noise")
     systems = [(run.name, hypotheses(run)) for run in (runs[0], other)]
     for kind, p_value in (("bs", difference.p_bootstrap), ("ar", difference.p_randomization)):
         results = PairedTest(systems, {"": scorer(references=[text])}, None, kind)()[1][key]
@@ -237,21 +239,21 @@ def test_runs_that_cannot_be_compared_are_refused(runs, text, tmp_path):
         compare_runs([tmp_path / "nothing"])
 
 
-def test_a_folder_stands_for_the_finished_runs_below_it(runs):
-    unfinished = runs[0].parent / "w13-0"
+def test_a_folder_stands_for_the_finished_runs_below_it(runs, tmp_path):
+    root = shutil.copytree(runs[0].parent, tmp_path / "runs")
+    unfinished = root / "w13-0"
     unfinished.mkdir()
     for name in ("config.json", "env.json"):
         (unfinished / name).write_text("{}")
-    assert [path.name for path in find_runs([runs[0].parent])] == [
+    assert [path.name for path in find_runs([root])] == [
         "w7-0", "w7-1", "w11-0", "w11-1", "w13-0"
     ]  # fmt: skip
-    comparison = compare_runs([runs[0].parent], baseline=str(runs[3]))
+    comparison = compare_runs([root], baseline=str(root / "w11-1"))
     assert [group.name for group in comparison.groups] == ["width=11", "width=7"]
     assert [len(group.runs) for group in comparison.groups] == [2, 2]
 
 
 def test_a_difference_within_the_noise_is_said_to_be(runs, text, tmp_path):
-    assert compare_runs([runs[0], runs[2]]).differences[0].warning.startswith("one seed: the noise")
     noisy = [
         write_run(tmp_path / f"n{seed}", worse(text, share, seed), text, seed=seed, width=13)
         for seed, share in ((0, 0.2), (1, 0.4))

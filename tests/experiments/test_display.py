@@ -3,10 +3,7 @@
 import io
 import os
 import signal
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -14,8 +11,7 @@ from rich.console import Console
 from experiments.harness.cli import display
 from experiments.harness.training import progress as training_view
 from experiments.harness.training.progress import Sample, View
-
-ROOT = Path(__file__).parents[2]
+from tests.two_processes import start
 
 
 class Terminal(io.StringIO):
@@ -106,17 +102,15 @@ with asked_to_stop():
 """
 
 
+@pytest.mark.long
 def test_control_c_is_answered_while_the_main_thread_cannot_and_twice_ends_it():
-    child = subprocess.Popen(
-        [sys.executable, "-c", BLOCKED], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    )
-    with child:
+    with start("-c", BLOCKED) as child:
         try:
-            assert child.stdout.readline() == b"ready\n"
+            assert child.stdout.readline() == "ready\n"
             time.sleep(0.3)
             os.kill(child.pid, signal.SIGINT)
             said = child.stderr.readline()
-            assert said.startswith(b"SIGINT: saving after the current step"), said
+            assert said.startswith("SIGINT: saving after the current step"), said
             os.kill(child.pid, signal.SIGINT)
             assert child.wait(timeout=20) == 130
         finally:

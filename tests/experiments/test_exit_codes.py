@@ -1,27 +1,17 @@
-"""The exit codes that guides/reliability.md promises, each from a command in its own process.
+"""The exit codes that guides/reliability.md promises, each with one sentence, from a command.
 
-130 and 143 are those of a training that is stopped by a signal: see test_distributed.py.
+130 and 143 are those of a training that is stopped by a signal: see test_distributed.py. A bug has
+code 1 and a traceback: see test_cli.py.
 """
-
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
 
+from experiments.language_modelling import generate, prepare, train
 from jaxformer.training.losses import causal_loss
-
-pytestmark = pytest.mark.long
-
-ROOT = Path(__file__).parents[2]
-HERE = "tests.experiments.test_exit_codes"
-SIZES = """
-    --name tiny --model.d_model 14 --model.d_ff 22 --model.num_heads 1 --model.num_decoder_layers 1
-    --model.vocab_size 283 --model.max_len 23 --data.seq_len 19 --data.batch_size 3
-    --optimizer.name adam --optimizer.warmup_steps 1 --optimizer.total_steps 13 --prompts sun
-"""
+from tests.experiments.commands import call, refused
+from tests.experiments.tiny_runs import language_config
+from tests.two_processes import ended, start
 
 
 def endless_loss(model, **options):
@@ -35,67 +25,49 @@ def endless_loss(model, **options):
     return endless
 
 
-def broken_loss(model, **options):
-    """A loss with a bug."""
-    raise ZeroDivisionError("a bug")
-
-
-def started(command, platform="cpu", isolated=()):
-    environment = os.environ | {"JAX_PLATFORMS": platform}
-    return subprocess.Popen(
-        [sys.executable, *isolated, "-m", *command.split()],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-@pytest.fixture(scope="module")
-def ended(tmp_path_factory):
-    """The end of each command: (exit code, stderr)."""
-    folder = tmp_path_factory.mktemp("codes")
-    text = folder / "text.txt"
-    text.write_text("sun moon star rain snow wind hill lake tree bird fish sand\n" * 47)
-    package = "experiments.language_modelling"
-    options = f"{SIZES} --data.train {text} --data.validation {text} --runs {folder}"
-    prepared = started(f"{package}.prepare {options}")
-    found = {"prepare": (prepared.communicate()[1], prepared.returncode)}
-    own_loss = f"{package}.train {options} --training.loss {HERE}"
-    processes = {
-        "unknown option": started(f"{package}.train --lr 1"),
-        "missing text": started(f"{package}.prepare {options} --name no --data.train {folder}/no"),
-        "no checkpoint": started(f"{package}.generate --run {folder}/language_modelling/tiny"),
-        "not writable": started(f"{package}.prepare {options} --runs {text}"),
-        "no device": started(f"{package}.train {options} --name gpu", platform="rocm"),
-        "no packages": started(f"{package}.train", isolated=["-S"]),
-        "diverged": started(f"{own_loss}:endless_loss --name endless"),
-        "bug": started(f"{own_loss}:broken_loss --name broken"),
-    }
-    found |= {name: (each.communicate()[1], each.returncode) for name, each in processes.items()}
-    return found
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with a text, and with the run tiny, which is prepared and was never trained."""
+    assert call(prepare, language_config(tmp_path, name="tiny")).code == 0
+    return tmp_path
 
 
 @pytest.mark.parametrize(
-    ("command", "code", "said"),
+    ("changes", "code", "said"),
     [
-        ("prepare", 0, ""),
-        ("unknown option", 2, "error: there is no option --lr: use --optimizer.learning_rate"),
-        ("no device", 2, "JAX finds no device for JAX_PLATFORMS=rocm: unset it, or on a machine"),
-        ("no packages", 1, "has no jax: run `pip install -e '.[experiments]'`"),
-        ("missing text", 65, "/no"),
-        ("no checkpoint", 66, "checkpoint"),
-        ("not writable", 74, "text.txt"),
-        ("diverged", 70, "not finite in 10 steps in a row, the last of them step 10 "),
-        ("bug", 1, "ZeroDivisionError: a bug"),
+        ({"data__train": ("absent.txt",)}, 65, "absent.txt: cannot read the file: No such file"),
+        ({"runs": "a.txt"}, 74, "a.txt"),
     ],
 )
-def test_a_command_ends_with_the_code_and_the_sentence_that_are_promised(
-    ended, command, code, said
+def test_a_text_that_is_not_there_and_a_folder_that_cannot_be(
+    folder, changes, code, said, monkeypatch
 ):
-    printed, found = ended[command]
-    assert found == code and said in printed
-    assert ("Traceback" in printed) == (command == "bug")
-    errors = [line for line in printed.splitlines() if line.startswith("error: ")]
-    assert len(errors) == (code != 0)
+    monkeypatch.chdir(folder)
+    refused(call(prepare, language_config(folder, name="other", **changes)), code, said)
+
+
+def test_a_run_that_was_never_trained(folder):
+    refused(call(generate, {"--run": folder / "runs/language_modelling/tiny"}), 66, "checkpoint")
+
+
+@pytest.mark.long
+def test_a_loss_that_is_never_finite(folder):
+    changes = {"optimizer__total_steps": 13, "training__loss": f"{__name__}:endless_loss"}
+    done = call(train, language_config(folder, name="endless", **changes))
+    refused(done, 70, "not finite in 10 steps in a row, the last of them step 10 ")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        ("-S -m", 1, "has no jax: run `pip install -e '.[experiments]'`"),
+        ("-m", 2, "JAX finds no device for JAX_PLATFORMS=rocm: unset it, or on a machine"),
+    ],
+)
+def test_a_process_ends_with_the_code_and_one_line(words, code, said):
+    """Without the packages, and without the devices that are asked for."""
+    command = [*words.split(), "experiments.language_modelling.train"]
+    (done,) = ended(start(*command, environment={"JAX_PLATFORMS": "rocm"}))
+    assert done.code == code and said in done.err and "Traceback" not in done.err
+    assert done.err.count("error: ") == 1

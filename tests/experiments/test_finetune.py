@@ -49,6 +49,8 @@ from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten
 from tests.experiments.tiny_runs import WORDS
 
+pytestmark = pytest.mark.long
+
 T = 23
 TEXTS = [f"the {a} is {b} and {c}." for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
 SIZES = {"vocab_size": 300, "d_model": 12, "d_ff": 17, "num_heads": 3, "max_len": T}
@@ -492,7 +494,6 @@ def test_only_tokens_of_answers_are_learned(tokenizer):
     assert row[0] == BOS and tokenizer.decode(row).startswith("system:\nsay it")
 
 
-@pytest.mark.long
 def test_a_conversation_learned_with_adapters_is_saved_as_a_plain_model(
     tokenizer, random_params, tmp_path, capsys, assert_equal
 ):

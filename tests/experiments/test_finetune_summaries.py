@@ -29,6 +29,8 @@ library = pytest.importorskip("tokenizers", reason="needs the extra experiments"
 pytest.importorskip("safetensors", reason="needs the extra experiments")
 pytest.importorskip("rouge_score", reason="needs the extra finetuning")
 
+pytestmark = pytest.mark.long
+
 WORDS = ["<pad>", "</s>", "<unk>", "sun", "moon", "star", "rain", "snow", "short", ":"]
 PAD, EOS = 0, 1
 MODEL = EncoderDecoder(
@@ -114,7 +116,6 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     assert found.labels[0, :5].tolist() == [2, second, 6, 2, 0]
 
 
-@pytest.mark.long
 def test_adapters_learn_to_shorten_and_the_saved_folder_scores_the_same(folder, options, capsys):
     path = finetune.result_folder(options, "translation") / "finetune.json"
     finetune.main(options)

@@ -1,9 +1,6 @@
 """The loop that all experiments share: order, evaluations, checkpoints, resuming, stopping."""
 
 import json
-import os
-import signal
-import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -118,26 +115,6 @@ def test_a_run_that_dies_while_it_evaluates_has_saved_and_evaluates_again(tmp_pa
     for step in saved(whole).steps():
         assert saved(parts).metadata(step) == saved(whole).metadata(step)
     assert saved(parts).best_step() == saved(whole).best_step() == 15
-
-
-def test_a_run_stopped_by_a_signal_and_resumed_is_the_uninterrupted_one(tmp_path):
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    fitted(whole)
-
-    def stop_at_13(number):
-        if number == 12:
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(0.3)  # a thread takes the signal
-        return batches(number)
-
-    with pytest.raises(SystemExit) as end:
-        fitted(parts, stop_at_13, prefetch=0)
-    assert end.value.code == 143 and saved(parts).steps() == [5, 10, 13]
-    assert [saved(parts).metadata(step)["regular"] for step in (5, 10, 13)] == [True, True, False]
-    state = fitted(parts)
-    jax.tree.map(np.testing.assert_array_equal, state.params, saved(whole).restore_params(TOTAL))
-    assert metrics_of(parts) == metrics_of(whole)
-    assert saved(parts).best_step() == saved(whole).best_step() != 13
 
 
 def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_path):

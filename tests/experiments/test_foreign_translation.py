@@ -1,6 +1,7 @@
 """Lines translated by a folder of someone else's, with its special ids and its way of searching."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ from jaxformer.config import (
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import translate, translate_ids
+from jaxformer.pretrained import load_generation_config
 from jaxformer.text.tokenizers import Tokenizer
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
@@ -82,7 +84,7 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
     assert [row[0] for row in rows] == list("1112333444")
     assert rows[3] == ["2", "0.0000", ""]
 
-    search, options = load_translator(folder).settings
+    search, options = load_generation_config(folder)
     assert (search.beam_size, search.length_penalty) == (3, 0.5)
     assert (options.bos, search.eos) == (3, (1,))
     source = np.zeros((4, 12), np.int32)
@@ -106,17 +108,15 @@ def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_f
 
 def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
     """A `max_length` counts the token at the start; what has not ended by then is cut."""
-    (tmp_path / "short").mkdir()
-    for path in folder.iterdir():
-        (tmp_path / "short" / path.name).write_bytes(path.read_bytes())
+    short = shutil.copytree(folder, tmp_path / "short")
     said = json.loads((folder / "generation_config.json").read_text())
-    for most, value, longest in (("max_length", 5, 4), ("max_new_tokens", 60, 60)):
-        path = tmp_path / "short" / "generation_config.json"
-        path.write_text(json.dumps(said | {most: value, "min_length": value}))
-        lines = ["a b c", "h", "e d a b"]
-        found = translate(load_translator(tmp_path / "short"), lines, details=True)
-        assert {len(text.ids) for texts in found for text in texts} == {longest}
-        assert all(0 not in text.ids for texts in found for text in texts)
+    for most, value, longest in (("max_new_tokens", 60, 60), ("max_length", 5, 4)):
+        asked = said | {most: value, "min_length": value}
+        (short / "generation_config.json").write_text(json.dumps(asked))
+        assert load_generation_config(short)[0].max_new_tokens == longest
+    found = translate(load_translator(short), ["a b c", "h", "e d a b"], details=True)
+    assert {len(text.ids) for texts in found for text in texts} == {4}
+    assert all(0 not in text.ids for texts in found for text in texts)
 
 
 def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
@@ -141,17 +141,18 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
     save_pretrained(tmp_path / "bare", model, random_params(model, ids, ids), token_ids=ASKED)
     with pytest.raises(ConfigError, match="bare has no tokenizer.json: write one there"):
         load_translator(tmp_path / "bare")
-    config = TransformerConfig(**{"vocab_size": SIZE, "d_model": 8, "d_ff": 9, "num_heads": 2})
-    gpt = DecoderOnly(
-        replace(
-            config,
-            num_decoder_layers=1,
-            norm=NormOptions(placement="pre"),
-            feed_forward=FeedForwardOptions("gelu_tanh"),
-            embeddings=EmbeddingOptions(tied="output", scale=False),
-            positions=Learned(),
-        )
+    config = TransformerConfig(
+        vocab_size=SIZE,
+        d_model=8,
+        d_ff=9,
+        num_heads=2,
+        num_decoder_layers=1,
+        norm=NormOptions(placement="pre"),
+        feed_forward=FeedForwardOptions("gelu_tanh"),
+        embeddings=EmbeddingOptions(tied="output", scale=False),
+        positions=Learned(),
     )
+    gpt = DecoderOnly(config)
     save_pretrained(tmp_path / "gpt", gpt, random_params(gpt, ids), tokenizer, family="gpt2")
     with pytest.raises(ConfigError, match="gpt holds a DecoderOnly, which does not translate"):
         load_translator(tmp_path / "gpt")

@@ -1,185 +1,304 @@
-"""A block, attention function, position scheme, loss and schedule of a user, in every command.
+"""What a user names `module:name` is used, recorded, loaded, and refused if it is not there.
 
-What a run was trained with is what every later command uses: to the bit the logits of the model
-that was trained, applied to the same parameters.
+One run of a language model and one of a translation have values of one's own wherever they can.
+What a run was trained with is what every later command uses: to the bit the numbers of the model
+that was trained.
 """
 
+import contextlib
+import io
 import json
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import jax
 import numpy as np
-import optax
 import pytest
 
 from experiments import plan
+from experiments.examples import custom_data
 from experiments.harness import cli
+from experiments.harness.cli import config_files
+from experiments.harness.planning.compiling import abstract_run
+from experiments.harness.results.comparing import compare as compare_runs
+from experiments.harness.runs.loggers import Loggers
 from experiments.harness.runs.run_files import read_table
+from experiments.harness.training import build
+from experiments.harness.training.early_stopping import stopping_metric
 from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
-from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.language_modelling.presets import PRESETS
 from experiments.translation import evaluate as score_text
 from experiments.translation import load_run as translation_run
+from experiments.translation import prepare as translation_prepare
 from experiments.translation import train as translation_train
 from experiments.translation import translate
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
-from tests.experiments.commands import metrics_of
-from tests.experiments.tiny_runs import WORDS
+from tests.experiments.commands import call, metrics_of
+from tests.experiments.tiny_runs import changed, language_config, translation_config
 
 pytestmark = pytest.mark.long
 
 HERE = "tests.experiments.own_parts"
-OWN = f"""--training.block {HERE}:OwnBlock --training.attention_fn {HERE}:cosine_attention
-    --model.positions {HERE}:OwnPositions"""
-SIZES = """
-    --name own --model.d_model 14 --model.d_ff 22 --model.num_heads 2
-    --model.num_decoder_layers 1 --optimizer.name adam
-    --optimizer.schedule constant --optimizer.learning_rate 0.1 --optimizer.warmup_steps 1
-    --optimizer.total_steps 7 --training.save_every 5 --training.evaluate_every 5
-"""
-LANGUAGE = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 23 --data.seq_len 19
-    --data.batch_size 3 --training.average_checkpoints 2 --sampling.max_new_tokens 11
-    --completion.overflow refuse --prompts sun
-"""
-TRANSLATION = f"""{SIZES} {OWN} --model.vocab_size 283 --model.max_len 31
-    --model.num_encoder_layers 1 --data.batch_tokens 128 --data.buckets 1
-    --training.average_checkpoints 1 --training.metrics {HERE}:words
-"""
+VALUES = {
+    "block": own_parts.OwnBlock,
+    "attention_fn": own_parts.cosine_attention,
+    "loss": own_parts.doubled_loss,
+    "metrics": [own_parts.lengths],
+    "schedule": own_parts.halving,
+    "optimizer": own_parts.plain_descent,
+    "batches": own_parts.counting,
+    "dataset": own_parts.texts,
+    "tokenizer": own_parts.upper,
+}
+NAMES = {
+    "training__block": f"{HERE}:OwnBlock",
+    "training__attention_fn": f"{HERE}:cosine_attention",
+    "training__loss": f"{HERE}:doubled_loss",
+    "training__metrics": (f"{HERE}:lengths",),
+    "optimizer__schedule": f"{HERE}:halving",
+    "optimizer__name": f"{HERE}:plain_descent",
+    "data__batches": f"{HERE}:counting",
+    "data__train": (f"{HERE}:texts",),
+    "data__tokenizer": f"{HERE}:upper",
+}
 PARTS = own_parts.cosine_attention, own_parts.OwnBlock
+ROWS = np.array([0, 2])
 
 
-def called(main, *words):
-    """The output of a command; it must end well."""
-    done = cli.run(main)
-    assert done == 0, words
+class Collect:
+    """A logger that keeps what it gets."""
 
+    def __init__(self):
+        self.lines = []
 
-def lines_of(rng, count):
-    return [" ".join(rng.choice(WORDS, rng.integers(2, 7))) for _ in range(count)]
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory):
-    """Files of lines to train on and to validate, and labelled ones."""
-    folder = tmp_path_factory.mktemp("text")
-    rng = np.random.default_rng(5)
-    for name, count in (("train", 83), ("validation", 7)):
-        lines = lines_of(rng, count)
-        (folder / f"{name}.en").write_text("\n".join(lines) + "\n")
-        (folder / f"{name}.de").write_text("\n".join(line[::-1] for line in lines) + "\n")
-        labelled = (f"{line.split()[0] < 'n'}\t{line}\n" for line in lines)
-        (folder / f"{name}.tsv").write_text("".join(labelled))
-    return folder
+    def log(self, step, metrics):
+        self.lines.append({"step": step, **metrics})
+        metrics.clear()  # its own copy
 
 
 @pytest.fixture(scope="module")
-def language(text, tmp_path_factory):
-    """A causal run with a block and an attention function of its own, and the model it trained."""
-    runs = tmp_path_factory.mktemp("runs")
-    data = f"--data.train {text}/train.en --data.validation {text}/validation.en --runs {runs}"
-    words = f"{LANGUAGE} {data}".split()
-    config = cli.parse(LANGUAGE_PRESETS, words)
-    called(lambda: language_train.main(config), words)
-    loaded = language_run.load_run(runs / "language_modelling" / "own")
-    model = DecoderOnly(loaded.model.config, *PARTS)
-    folder = runs / "language_modelling" / "own"
-    return SimpleNamespace(folder=folder, words=words, config=config, loaded=loaded, model=model)
-
-
-@pytest.fixture(scope="module")
-def translation(text, tmp_path_factory):
-    """The same of a translation."""
-    runs = tmp_path_factory.mktemp("runs")
-    parts = (
-        f"--data.{part}.{side} {text}/{part}.{suffix}"
-        for part in ("train", "validation")
-        for side, suffix in (("source", "en"), ("target", "de"))
+def language(tmp_path_factory):
+    """A run with values of one's own given from Python, and the model that it trained."""
+    plain = language_config(
+        tmp_path_factory.mktemp("language"),
+        name="own",
+        model__positions=own_parts.OwnPositions(),
+        optimizer__learning_rate=4.0,
+        optimizer__total_steps=3,
+        training__save_every=1,
+        training__evaluate_every=1,
+        training__log_every=1,
+        training__average_checkpoints=2,
+        training__loggers=(f"{HERE}:OwnLogger",),
     )
-    words = f"{TRANSLATION} --runs {runs} {' '.join(parts)}".split()
-    config = cli.parse(TRANSLATION_PRESETS, words)
-    called(lambda: translation_train.main(config), words)
-    folder = runs / "translation" / "own"
+    collected, warnings = Collect(), io.StringIO()
+    with contextlib.redirect_stderr(warnings):
+        result = language_train.train(plain, loggers=[collected], **VALUES)
+    loaded = language_run.load_run(result.folder)
+    return SimpleNamespace(
+        plain=plain,
+        config=changed(plain, **NAMES),
+        folder=result.folder,
+        scores=result.scores,
+        collected=collected.lines,
+        warnings=warnings.getvalue(),
+        loaded=loaded,
+        model=(model := DecoderOnly(loaded.model.config, *PARTS)),
+        loss=jax.jit(causal_loss(model)),
+        task=language_train.objective(plain),
+        lines=list(map(json.loads, (result.folder / "metrics.jsonl").open())),
+    )
+
+
+@pytest.fixture(scope="module")
+def translation(tmp_path_factory):
+    """A translation by a model of one's own with its parts, loss and metric."""
+    root = tmp_path_factory.mktemp("translation")
+    config = translation_config(
+        root,
+        name="own",
+        search__beam_size=3,
+        training__evaluate_every=1,
+        training__average_checkpoints=1,
+        training__label_smoothing=0.1,
+        training__model=f"{HERE}:OwnTranslator",
+        training__block=f"{HERE}:OwnBlock",
+        training__attention_fn=f"{HERE}:cosine_attention",
+        training__loss=f"{HERE}:doubled_seq2seq_loss",
+        training__metrics=(f"{HERE}:words",),
+    )
+    folder = translation_train.train(config).folder
     loaded = translation_run.load_run(folder)
-    model = EncoderDecoder(loaded.model.config, *PARTS)
-    return SimpleNamespace(folder=folder, words=words, config=config, loaded=loaded, model=model)
+    model = own_parts.OwnTranslator(loaded.model.config, *PARTS)
+    return SimpleNamespace(root=root, config=config, folder=folder, loaded=loaded, model=model)
 
 
-def same_logits(run, *inputs):
-    """The loaded model is the trained one, and the library's own is another."""
-    apply = {"params": run.loaded.params}
-    expected = np.asarray(run.model.apply(apply, *inputs))
-    np.testing.assert_array_equal(run.loaded.model.apply(apply, *inputs), expected)
-    plain = type(run.model)(run.model.config).apply(apply, *inputs)
-    assert np.abs(plain - expected).max() > 1e-2, "or this proves nothing"
+# The language model
+
+
+def test_the_record_names_what_a_run_was_built_with(language):
+    stored = json.loads((language.folder / "config.json").read_text())
+    assert stored == json.loads(json.dumps(config_files.plain(language.config)))
+    assert stored["model"]["positions"]["type"] == f"{HERE}:OwnPositions"
+    assert build.with_values(language.plain, **VALUES) == language.config
+    assert set(VALUES) | {"model"} == set(build.VALUES)
+
+
+def test_a_loaded_model_has_the_logits_of_the_trained_one(language, rng):
+    tokens = rng.integers(4, 29, (2, 11), np.int32)
+    models = language.loaded.model, language.model, DecoderOnly(language.model.config)
+    logits = jax.jit(lambda params: [model.apply({"params": params}, tokens) for model in models])
+    loaded, trained, plain = map(np.asarray, logits(language.loaded.params))
+    np.testing.assert_array_equal(loaded, trained)
+    assert np.abs(plain - trained).max() > 1e-2, "or this proves nothing"
 
 
 def likelihood(run, params, name):
-    """Nats and tokens of the part `name` of a causal run's text, by the model that was trained."""
+    """Nats, tokens and the sum of their ids of a part of a run's text, by the trained model."""
     text = language_prepare.open_encoded(run.folder, name, run.loaded.tokenizer)
-    judged = language_train.objective(run.config)
-    sums = [
-        jax.jit(causal_loss(run.model))(params, batch, None)
-        for batch in judged.iterate_once(text.tokens, run.loaded.tokenizer, run.config, 19)
-    ]
+    sums = []
+    for batch in run.task.iterate_once(text.tokens, run.loaded.tokenizer, run.config, 19):
+        ids = batch.tokens[:, 1:][batch.loss_mask].sum()
+        sums.append((*run.loss(params, batch, None), ids))
     return [sum(map(float, column)) for column in zip(*sums, strict=True)]
 
 
-def test_the_record_names_what_a_run_was_built_with(language, translation):
-    for run in (language, translation):
-        config = json.loads((run.folder / "config.json").read_text())
-        training = config["training"]
-        assert training["block"] == f"{HERE}:OwnBlock"
-        assert training["attention_fn"] == f"{HERE}:cosine_attention"
-        assert config["model"]["positions"]["type"] == f"{HERE}:OwnPositions"
-
-
-def test_a_loaded_model_has_the_logits_of_the_trained_one(language, translation, rng):
-    source, target = (rng.integers(4, 283, (2, length), np.int32) for length in (7, 11))
-    same_logits(language, target)
-    same_logits(translation, source, target)
-
-
-def test_a_language_model_is_validated_selected_and_scored_as_it_was_trained(language, capsys):
+def test_a_language_model_is_validated_selected_and_scored_as_it_was_trained(language):
     checkpoints = Checkpoints(language.folder / "checkpoints")
-    (validation,) = metrics_of(language.folder, "validation_loss")
-    nats, tokens = likelihood(language, checkpoints.restore_params(5), "validation")
-    assert validation["step"] == 5 and validation["validation_loss"] == nats / tokens
+    validation = metrics_of(language.folder, "validation_loss")[1]
+    nats, tokens, ids = likelihood(language, checkpoints.restore_params(2), "validation")
+    assert validation["step"] == 2 and validation["validation_loss"] == nats / tokens
+    # Validation reports the standard loss, one's own, and its auxiliary sums per token.
+    assert validation["validation_custom_loss"] == pytest.approx(2.0 * nats / tokens)
+    assert validation["validation_ids"] == pytest.approx(ids / tokens, rel=1e-5)
     chosen = json.loads((language.folder / "weights.json").read_text())
-    nats, tokens = likelihood(language, language.loaded.params, "validation")
+    nats, tokens, _ = likelihood(language, language.loaded.params, "validation")
     assert chosen["validation_loss"] == nats / tokens
-    options = evaluate.EvaluateOptions(run=str(language.folder), part="train")
-    called(lambda: evaluate.main(options))
-    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    done = call(evaluate, {"--run": language.folder, "--part": "train"})
+    found = json.loads(done.out.splitlines()[-1])
     expected = likelihood(language, language.loaded.params, "train")
-    assert [found["nats"], found["tokens"]] == expected
+    assert [found["nats"], found["tokens"]] == expected[:2]
 
 
-def test_a_plan_counts_the_parameters_of_the_block_given(language, translation, capsys):
-    for experiment, run in (("language_modelling", language), ("translation", translation)):
-        words = ["--experiment", experiment, *run.words]
-        config = cli.parse(plan.presets_of(experiment), words)
-        called(lambda config=config: plan.main(config))
-        count = sum(leaf.size for leaf in jax.tree.leaves(run.loaded.params))
-        assert f"parameters          {count:,}\n" in capsys.readouterr().out
+def test_a_step_takes_batches_loss_schedule_and_optimizer_of_ones_own(language):
+    batch = own_parts.Counting().batch(0, lambda count: np.arange(count))
+    init_rng, rng = jax.random.split(jax.random.key(language.config.training.seed))
+
+    @jax.jit
+    def first_update():
+        params = language.model.init(init_rng, batch.tokens[:2, :-1])["params"]
+        loss = lambda p: own_parts.doubled_loss(language.model)(p, batch, rng)[0]  # noqa: E731
+        nats, slope = jax.value_and_grad(loss)(params)
+        tokens = batch.loss_mask.sum()
+        updated = jax.tree.map(lambda p, g: p - 4.0 / 8 * g / tokens, params, slope)
+        return nats / tokens, updated
+
+    loss, params = first_update()
+    assert language.lines[0]["loss"] == pytest.approx(float(loss), rel=1e-5)
+    labels = batch.tokens[:, 1:][batch.loss_mask]
+    assert language.lines[0]["ids"] == pytest.approx(labels.mean(), rel=1e-5)
+    checkpoints = Checkpoints(language.folder / "checkpoints")
+    close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
+    jax.tree.map(close, checkpoints.restore_params(1), params)
+    assert checkpoints.metadata()["data"] == "counting"
 
 
-def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
-    translation, text, tmp_path
+def test_a_metric_of_ones_own_is_logged_scored_and_compared(language):
+    line = [line for line in language.lines if "validation_half" in line][1]
+    assert line["step"] == 2 and line["validation_half"] == line["validation_loss"] / 2
+    assert line["validation_size"] == 31
+    assert language.scores["half"] == language.scores["loss"] / 2
+    assert compare_runs([language.folder], "half").groups[0].mean == language.scores["half"]
+
+
+def test_loggers_get_every_line_and_one_that_fails_is_named_once_while_training_goes_on(language):
+    assert language.collected == language.lines and len(language.lines) == 6
+    said = "warning: the logger OwnLogger failed: ValueError: no room; training"
+    assert language.warnings.count(said) == 1
+    steps = [f"{x['step']} {x['loss']}" for x in language.lines if "loss" in x]
+    assert (language.folder / "own.log").read_text().splitlines() == [*steps, "closed"]
+
+
+def test_documents_and_a_tokenizer_of_ones_own_are_prepared(language):
+    prepared = language_prepare.prepare(language.config, language.folder)
+    text = "".join(b for t in own_parts.texts() for b in t)
+    assert prepared.train.amount.bytes + prepared.validation.amount.bytes == len(text)
+    again = language_prepare.load_tokenizer(language.folder)
+    assert again.decode(again.encode("A")) == "A" and again.vocab_size == 4 + 26 + 1
+    batches = build.build_batches(language.config, prepared)
+    assert batches.batch(2, lambda count: ROWS).tokens[:, 0].tolist() == [3, 5]
+
+
+def test_other_documents_are_another_text(language, tmp_path):
+    texts = [
+        language_prepare.prepare(
+            build.with_values(language.config, dataset=dataset), tmp_path / name
+        )
+        for name, dataset in (("one", own_parts.texts), ("other", own_parts.other_texts))
+    ]
+    assert texts[0].train.tokens.fingerprint != texts[1].train.tokens.fingerprint
+
+
+def test_a_plan_counts_the_parameters_of_the_model_that_is_trained(
+    language, translation, leaf_shapes
 ):
+    for experiment, run in (("language_modelling", language), ("translation", translation)):
+        config = replace(run.config, model=run.model.config)
+        planned = abstract_run(config, plan.training_of(experiment), None).state.params
+        assert leaf_shapes(planned) == leaf_shapes(run.loaded.params)
+
+
+def test_a_resumed_run_may_not_change_a_function_of_ones_own(language):
+    config = changed(language.config, training__attention_fn="reference")
+    with pytest.raises(ConfigError, match="training.attention_fn is "):
+        language_train.train(config)
+    free = set(config.free_fields())
+    assert {"training.metrics", "training.loggers"} <= free and "training.loss" not in free
+
+
+# The translation
+
+
+def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation):
+    logged = metrics_of(translation.folder, "validation_loss")[-1]
+    paths = (translation.root / f"validation.{side}" for side in ("source", "target"))
+    tokenizer, params = translation.loaded.tokenizer, translation.loaded.params
+    source, target = (tokenizer.encode_batch(path.read_text().splitlines()) for path in paths)
+    batch = PairBatch(
+        pad_right([ids + [EOS] for ids in source], 3, 19),
+        pad_right([[BOS, *ids, EOS] for ids in target], 3, 20),
+        np.arange(3, dtype=np.int32),
+    )
+    losses = [seq2seq_loss(translation.model, pad=PAD, label_smoothing=x) for x in (0.0, 0.1)]
+    both = jax.jit(lambda params: [loss(params, batch, None) for loss in losses])
+    (plain, tokens), (smoothed, _) = both(params)
+    expected = {
+        "validation_loss": plain / tokens,
+        "validation_custom_loss": 2.0 * smoothed / tokens,
+        "validation_ids": (sum(map(sum, target)) + 3 * EOS) / tokens,
+    }
+    for name, value in expected.items():
+        assert logged[name] == pytest.approx(float(value), rel=1e-5), name
+
+
+def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(translation, tmp_path):
     loaded = translation.loaded
-    lines = (text / "validation.en").read_text().splitlines()
+    assert loaded.model == translation.model
+    source, target = (str(translation.root / f"validation.{x}") for x in ("source", "target"))
+    lines = (translation.root / "validation.source").read_text().splitlines()
 
     def expected(params, search):
         settings = search, loaded.config.translation
@@ -187,107 +306,34 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(
         return pipelines.translate(system, lines, *settings)
 
     checkpoints = Checkpoints(translation.folder / "checkpoints")
-    samples = read_table(translation.folder / "samples" / "validation-5.tsv")
+    samples = read_table(translation.folder / "samples" / "validation-1.tsv")
     greedy = replace(loaded.config.search, beam_size=1)
-    assert samples["model"] == expected(checkpoints.restore_params(5), greedy)
+    assert samples["model"] == expected(checkpoints.restore_params(1), greedy)
     best = expected(loaded.params, loaded.config.search)
-    options = {"run": str(translation.folder), "output": str(tmp_path / "out.txt")}
-    source, target = (str(text / f"validation.{side}") for side in ("en", "de"))
-    called(
-        lambda: score_text.main(score_text.EvaluateOptions(source=source, target=target, **options))
-    )
-    assert (tmp_path / "out.txt").read_text().splitlines() == best
-    called(lambda: translate.main(translate.TranslateOptions(input=source, **options)))
-    assert (tmp_path / "out.txt").read_text().splitlines() == best
+    options = {"--run": translation.folder, "--output": tmp_path / "out.txt"}
+    texts = {"--source": source, "--target": target}
+    for command, more in ((score_text, texts), (translate, {"--input": source})):
+        assert call(command, {**options, **more}).code == 0
+        assert (tmp_path / "out.txt").read_text().splitlines() == best
 
 
 def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
-    (logged,) = metrics_of(translation.folder, "validation_words")
+    logged = metrics_of(translation.folder, "validation_words")[0]["validation_words"]
     scored = json.loads((translation.folder / "scores.json").read_text())["words"]
-    for name, found in (("validation-5", logged["validation_words"]), ("validation", scored)):
+    for name, found in (("validation-1", logged), ("test", scored)):
         made = read_table(translation.folder / "samples" / f"{name}.tsv")["model"]
         assert found == sum(len(text.split()) for text in made) / len(made)
 
 
-def test_a_loss_and_a_schedule_of_ones_own_are_learned_by(language, tmp_path):
-    more = f"--training.loss {HERE}:doubled_loss --optimizer.schedule {HERE}:halving"
-    words = [*language.words, *more.split(), "--runs", str(tmp_path)]
-    words += "--optimizer.total_steps 1 --training.log_every 1 --training.evaluate_every 1".split()
-    config = cli.parse(LANGUAGE_PRESETS, words)
-    called(lambda: language_train.main(config), words)
-    folder = tmp_path / "language_modelling" / "own"
-    record = json.loads((folder / "config.json").read_text())
-    assert record["training"]["loss"] == f"{HERE}:doubled_loss"
-    assert record["optimizer"]["schedule"] == f"{HERE}:halving"
-    prepared = language_prepare.prepare(config, folder)
-    batch = prepared.batches.batch(0)
-    init_rng, rng = jax.random.split(jax.random.key(0))
-    params = language.model.init(init_rng, batch.tokens[:2, :-1])["params"]
-    value, slope = jax.value_and_grad(
-        lambda p: own_parts.doubled_loss(language.model)(p, batch, rng)[0] / batch.loss_mask.sum()
-    )(params)
-    logged = {name: number for line in metrics_of(folder) for name, number in line.items()}
-    assert logged["loss"] == pytest.approx(float(value), rel=1e-5)
-    labels = batch.tokens[:, 1:][batch.loss_mask]
-    assert logged["ids"] == pytest.approx(labels.mean(), rel=1e-5)
-    # Validation reports the standard loss, one's own, and its auxiliary sums per token.
-    assert logged["validation_custom_loss"] == pytest.approx(2.0 * logged["validation_loss"])
-    task = language_train.objective(config)
-    held_out = task.iterate_once(prepared.validation.tokens, prepared.tokenizer, config, 19)
-    labels = np.concatenate([batch.tokens[:, 1:][batch.loss_mask] for batch in held_out])
-    assert logged["validation_ids"] == pytest.approx(labels.mean(), rel=1e-5)
-    b1, b2, eps = config.optimizer.b1, config.optimizer.b2, config.optimizer.eps
-    steps = optax.chain(
-        optax.clip_by_global_norm(config.optimizer.grad_clip_norm),
-        optax.adam(own_parts.halving(config.optimizer), b1, b2, eps),
-    )
-    updates, _ = steps.update(slope, steps.init(params))
-    found = Checkpoints(folder / "checkpoints").restore_params(1)
-    close = lambda a, b: np.testing.assert_allclose(a, b, atol=2e-3)  # noqa: E731
-    jax.tree.map(close, found, optax.apply_updates(params, updates))
+def test_pairs_and_a_tokenizer_of_ones_own_are_prepared(tmp_path):
+    config = replace(TRANSLATION_PRESETS["grammar"], runs=str(tmp_path / "runs"))
+    config = build.with_values(config, dataset=own_parts.pairs, tokenizer=own_parts.upper)
+    prepared = translation_prepare.prepare(config, tmp_path / "pairs")
+    assert prepared.target_tokenizer.vocab_size == 4 + 26 + 1
+    assert len(prepared.batches.source) + len(prepared.validation.source) == 997
 
 
-def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation, text, tmp_path):
-    more = f"--training.loss {HERE}:doubled_seq2seq_loss --optimizer.total_steps 1"
-    words = [*translation.words, *more.split(), "--runs", str(tmp_path)]
-    words += "--training.evaluate_every 1 --training.label_smoothing 0.1".split()
-    config = cli.parse(TRANSLATION_PRESETS, words)
-    called(lambda: translation_train.main(config), words)
-    folder = tmp_path / "translation" / "own"
-    (logged,) = metrics_of(folder, "validation_loss")
-    loaded = translation_run.load_run(folder)
-    sides = ((text / f"validation.{side}").read_text().splitlines() for side in ("en", "de"))
-    source, target = map(loaded.tokenizer.encode_batch, sides)
-    batch = PairBatch(
-        pad_right([ids + [EOS] for ids in source], 7, 31),
-        pad_right([[BOS, *ids, EOS] for ids in target], 7, 32),
-        np.arange(7, dtype=np.int32),
-    )
-    for name, smoothing, factor in (("loss", 0.0, 1.0), ("custom_loss", 0.1, 2.0)):
-        loss = seq2seq_loss(translation.model, pad=PAD, label_smoothing=smoothing)
-        nats, tokens = jax.jit(loss)(loaded.params, batch, None)
-        found = logged[f"validation_{name}"]
-        assert found == pytest.approx(factor * float(nats / tokens), rel=1e-5)
-    ids = sum(map(sum, target)) + 7 * EOS
-    assert logged["validation_ids"] == pytest.approx(ids / float(tokens), rel=1e-5)
-
-
-def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
-    config = replace(language.config, runs=str(tmp_path))
-    training = replace(config.training, block="", attention_fn="reference")
-    plain = replace(config, training=training)
-    attention_fn, block = PARTS
-    language_train.train(plain, block=block, attention_fn=attention_fn)
-    folder = tmp_path / "language_modelling" / "own"
-    name = "config.json"
-    found, expected = (json.loads((x / name).read_text()) for x in (folder, language.folder))
-    assert found["training"] == expected["training"]
-    for step in (5, 7):
-        runs = folder, language.folder
-        trees = (Checkpoints(run / "checkpoints").restore_params(step) for run in runs)
-        jax.tree.map(np.testing.assert_array_equal, *trees)
-    with pytest.raises(ConfigError, match="block=.*cannot be found again by a name"):
-        language_train.train(plain, block=lambda config, cross, attention_fn: None)
+# Without a run
 
 
 @pytest.mark.parametrize(
@@ -300,16 +346,93 @@ def test_values_given_from_python_are_recorded_by_name(language, tmp_path):
         (f"--training.loss {HERE}:NOT_CALLABLE", "is not callable"),
         ("--training.block OwnBlock", "block='OwnBlock' is not a name of the form package.module"),
         ("--optimizer.schedule lineal", "give one of inverse_square_root, cosine, constant"),
-        (f"--training.remat blocks {OWN}", "remat='blocks' needs the library's own block"),
+        ("--optimizer.name adan", "name='adan' is unknown: give one of adam, muon"),
+        (f"--training.remat blocks --training.block {HERE}:OwnBlock", "needs the library's own"),
     ],
 )
-def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, language, capsys):
-    words = [*language.words, *words.split()]
-    code = cli.run(lambda: language_train.main(cli.parse(LANGUAGE_PRESETS, words)))
-    assert code == 2 and said in capsys.readouterr().err
+def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, capsys):
+    assert cli.run(lambda: build.check(cli.parse(PRESETS, words.split()))) == 2
+    assert said in capsys.readouterr().err
 
 
-def test_a_resumed_run_may_not_change_a_function_of_ones_own(language, capsys):
-    words = [*language.words, "--training.attention_fn", "reference"]
-    assert cli.run(lambda: language_train.main(cli.parse(LANGUAGE_PRESETS, words))) == 2
-    assert "training.attention_fn is " in capsys.readouterr().err
+def test_a_module_in_a_folder_of_ones_own_is_found(tmp_path, monkeypatch):
+    (tmp_path / "my_parts.py").write_text("def block():\n    return 7\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert cli.import_by_name("my_parts:block", "block")() == 7
+
+
+def test_a_value_without_a_name_is_refused():
+    with pytest.raises(ConfigError, match="block=.*cannot be found again by a name"):
+        build.with_values(PRESETS["python_stdlib"], block=lambda config, cross, attention_fn: None)
+
+
+def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
+    training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",))
+    loaded = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=7))
+    taken = build.Evaluation(loaded, None, {"half": 1.0, "loss": 2.0})
+    with pytest.raises(ConfigError, match="returned 'half': this name is taken"):
+        build.own_metrics(training, taken)
+    with pytest.raises(AttributeError):
+        build.own_metrics(training, taken._replace(loaded=None))
+    with pytest.raises(TypeError, match="returned a str, but it must return a dict of numbers"):
+        build.own_metrics(replace(training, metrics=("builtins:repr",)), taken)
+
+
+def test_early_stopping_may_watch_a_metric_of_ones_own():
+    names = {"early_stopping_metric": "validation_half", "early_stopping_mode": "max"}
+    training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",), **names)
+    watched = stopping_metric(training, ("validation_loss",))
+    assert watched.of({"validation_loss": 1.0, "validation_half": 0.5}) == -0.5
+    with pytest.raises(ConfigError, match="'validation_half' is unknown"):
+        stopping_metric(replace(training, metrics=()), ("validation_loss",))
+
+
+def test_errors_of_closing_and_of_logging_are_one_warning_each_logger(capsys):
+    class Broken:
+        def log(self, step, metrics):
+            raise RuntimeError("away")
+
+        close = log
+
+    loggers = Loggers([Broken(), Broken()])
+    for step in (1, 2):
+        loggers.log(step, {"loss": 1.0})
+    loggers.close()
+    assert capsys.readouterr().err.count("the logger Broken failed: RuntimeError: away") == 2
+
+
+def updates(rule, params):
+    """What `rule` makes of gradients equal to `params`, in its second step."""
+
+    def second(params):
+        _, state = rule.update(params, rule.init(params), params)
+        return rule.update(params, state, params)[0]
+
+    return jax.jit(second)(params)
+
+
+def test_a_schedule_of_ones_own_moves_an_optimizer_of_the_library():
+    base = replace(PRESETS["python_stdlib"].optimizer, name="adam", weight_decay=0.0)
+    params = {"kernel": np.ones((2, 3), np.float32)}
+    found = updates(build.build_optimizer(replace(base, schedule=f"{HERE}:halving")), params)
+    expected = -base.learning_rate / 8 / 2 * np.ones((2, 3))
+    np.testing.assert_allclose(found["kernel"], expected, rtol=1e-4)
+
+
+def test_an_optimizer_of_ones_own_leaves_frozen_parameters_alone():
+    base = PRESETS["python_stdlib"].optimizer
+    config = replace(base, name=f"{HERE}:plain_descent", freeze="frozen/")
+    params = {name: {"kernel": np.ones((2, 3), np.float32)} for name in ("frozen", "trained")}
+    found = updates(build.build_optimizer(config), params)
+    assert np.all(found["frozen"]["kernel"] == 0) and np.all(found["trained"]["kernel"] != 0)
+
+
+def test_batches_that_overfit_are_the_first_two_again_and_again():
+    batches = custom_data.overfit(None, SimpleNamespace(batches=own_parts.Counting()))
+    for step in (0, 1):
+        expected = own_parts.Counting().batch(step, lambda count: ROWS)
+        for found in (
+            batches.batch(step, lambda count: ROWS),
+            batches.batch(step + 6, lambda count: ROWS),
+        ):
+            np.testing.assert_array_equal(found.tokens, expected.tokens)

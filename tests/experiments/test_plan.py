@@ -4,12 +4,8 @@ Everything that needs devices runs in one child process with 8 virtual ones, sta
 """
 
 import json
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +20,7 @@ from experiments.harness.planning.compiling import OtherProgram
 from experiments.harness.planning.counting import largest_arrays
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.flops import causal_flops, masked_flops
+from experiments.harness.training.session import choose_devices
 from experiments.harness.training.utilization import Peak, peak_of
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling.objectives import objective
@@ -42,8 +39,8 @@ from jaxformer.text.data import (
     plan_buckets,
 )
 from jaxformer.text.tokenizers import SpecialTokens
+from tests.two_processes import finished, start
 
-ROOT = Path(__file__).parents[2]
 TOY = TransformerConfig(vocab_size=7, d_model=3, d_ff=5, num_heads=1, num_decoder_layers=1)
 TINY = """
     --name tiny --model.vocab_size 280 --model.d_model 16 --model.d_ff 24 --model.num_heads 4
@@ -111,10 +108,9 @@ def translation_config(words=""):
 def child():
     """Prints as JSON what this file's tests ask of 8 devices."""
     planning.start_devices(8)
-    found = {}
+    found = {"strategy": choose_devices("auto", "").num_shards}
     ways = {
         "one": "--strategy single",
-        "at once": "--strategy single --training.grad_accumulation 1",
         "replicated": "--strategy replicated",
         "fsdp": "--strategy sharded --mesh fsdp=8",
         "remat": "--strategy single --training.remat blocks",
@@ -137,13 +133,9 @@ def child():
 @pytest.fixture(scope="module")
 def output():
     """stdout and stderr of `child`, as lines."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     code = "import runpy; runpy.run_path('tests/experiments/test_plan.py')['child']()"
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.splitlines(), done.stderr.splitlines()
+    (done,) = finished(start("-c", code))
+    return done.out.splitlines(), done.err.splitlines()
 
 
 @pytest.fixture(scope="module")
@@ -297,18 +289,18 @@ def test_each_program_that_does_not_fit_is_named_with_changes_that_are_options()
     translation_config("--translation.batch_size 32")
 
 
-def test_a_model_with_a_soft_cap_on_its_attention_is_planned():
-    config = language_config(f"{LANGUAGE} --data.batch_size 2 --model.attention.softcap 5.0")
+def test_a_quick_estimate_is_a_share_of_what_this_compiler_needs_also_with_a_soft_cap():
+    words = "--data.batch_size 2 --model.attention.softcap 5.0 --training.grad_accumulation 1"
+    config = language_config(f"{LANGUAGE} {words}")
     step = planning.compile_step(config, language_plan.TRAINING)
-    ((name, selection),) = step.attention
-    assert name == "reference" and selection.spec.softcap == 5.0
-
-
-def test_the_memory_of_a_quick_estimate_is_a_share_of_what_this_compiler_needs():
-    step = planning.compile_step(language_config(LANGUAGE), language_plan.TRAINING)
     counted = step.compiled.memory_analysis()
     assert step.memory.temporary == int(0.42 * counted.temp_size_in_bytes) > 0
     assert step.memory.arguments == counted.argument_size_in_bytes
+    ((name, selection),) = step.attention
+    assert name == "reference" and selection.spec.softcap == 5.0
+    # XLA counts the flops of the equations, and those above the diagonal
+    flops = step.compiled.cost_analysis()["flops"]
+    assert 1.0 < flops / language_plan.flops_of(config) < 1.5
 
 
 def test_the_limit_of_a_decoding_step_is_to_read_weights_and_cache_once():
@@ -403,47 +395,28 @@ def test_jax_that_has_started_cannot_have_more_devices():
         planning.start_devices(7_919)
 
 
-@pytest.mark.slow
-def test_fsdp_divides_the_state_and_replicas_do_not(eight):
-    one, copies, parts = (eight[name] for name in ("one", "replicated", "fsdp"))
+@pytest.mark.long
+def test_what_is_divided_or_computed_again_takes_less_memory_and_work_on_each_device(eight):
+    one, copies, parts, remat = (eight[name] for name in ("one", "replicated", "fsdp", "remat"))
     assert one["held"] == copies["held"] == one["parameter_bytes"] + one["optimizer_bytes"]
     # biases, norms and the counters stay whole
     assert one["held"] / 8 < parts["held"] < one["held"] / 5
     assert parts["arguments"] < one["arguments"] / 5
     assert parts["parameters"] == one["parameters"]
-
-
-@pytest.mark.slow
-def test_rows_that_are_divided_take_less_memory_and_work_on_each_device(eight):
-    one = eight["one"]
-    for way in ("replicated", "fsdp"):
-        assert eight[way]["temporary"] < one["temporary"] / 2
-        assert one["flops"] / 9 < eight[way]["flops"] < one["flops"] / 3
-
-
-@pytest.mark.slow
-def test_remat_takes_less_memory_and_more_flops(eight):
-    one, remat = eight["one"], eight["remat"]
+    for rows in (copies, parts):
+        assert rows["temporary"] < one["temporary"] / 2
+        assert one["flops"] / 9 < rows["flops"] < one["flops"] / 3
     assert remat["temporary"] < 0.8 * one["temporary"]
     assert remat["flops"] > 1.05 * one["flops"]
+    assert eight["strategy"] == 8, "without a strategy all devices are used"
 
 
 @pytest.mark.long
-def test_xla_counts_the_flops_of_the_equations_and_those_above_the_diagonal(eight):
-    config = language_config(LANGUAGE)
-    assert 1.0 < eight["at once"]["flops"] / language_plan.flops_of(config) < 1.5
-
-
-@pytest.mark.long
-def test_the_command_prints_the_plan(output):
+def test_the_command_prints_the_plan_and_refuses_what_does_not_divide(output):
     text = "\n".join(output[0])
     assert "tiny: a step of 368 tokens on 8 x h100, replicated" in text
     assert "that JAX may use on h100: fits" in text
     assert "0.42 of what XLA's CPU compiler needs" in text
-
-
-@pytest.mark.long
-def test_what_does_not_divide_ends_with_code_2_and_one_sentence(output):
     assert [line for line in output[0] if line.startswith("code")] == 2 * ["code 2"]
     places, heads = (line for line in output[1] if line.startswith("error: "))
     assert "data=2 x fsdp=1 x sequence=1 x tensor=3 needs 6 devices, but there are 8" in places
@@ -453,10 +426,8 @@ def test_what_does_not_divide_ends_with_code_2_and_one_sentence(output):
 @pytest.mark.slow
 def test_256_devices_are_planned_on_one_processor():
     words = f"{LANGUAGE} --data.batch_size 256 --strategy sharded --mesh data=8,fsdp=16,tensor=2"
-    command = [sys.executable, "-m", "experiments.plan", "language_modelling", *words.split()]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "on 256 x h100, data=8,fsdp=16,tensor=2" in done.stdout
+    (done,) = finished(start("-m", "experiments.plan", "language_modelling", *words.split()))
+    assert "on 256 x h100, data=8,fsdp=16,tensor=2" in done.out
 
 
 def machine_of(*kinds):

@@ -16,6 +16,8 @@ from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
 from jaxformer.text import tokenizers
 
+pytestmark = pytest.mark.long
+
 SIZES = jf.TransformerConfig(
     vocab_size=19,
     d_model=12,

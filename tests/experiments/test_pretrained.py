@@ -85,23 +85,16 @@ def folder(random_params, tmp_path_factory):
     return write
 
 
-def test_a_folder_of_theirs_continues_a_prompt(folder, capsys):
-    path = folder("gpt")
-    options = generate.parse(["--run", str(path), "--text", "sun moon", "--max_new_tokens", "3"])
-    generate.main(options)
-    added = pipelines.complete(load_pretrained(path), "sun moon", *options.settings)
-    assert capsys.readouterr().out == f"sun moon{added}\n"
-
-
-def test_a_text_ends_at_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
+def test_a_prompt_is_continued_to_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
     shutil.copytree(folder("gpt"), tmp_path / "gpt")
-    options = generate.GenerateOptions(
-        run=str(tmp_path / "gpt"), text=("sun moon",), max_new_tokens=4, temperature=0.0
-    )
+    words = f"--run {tmp_path}/gpt --max_new_tokens 4 --temperature 0.0 --text"
+    options = generate.parse([*words.split(), "sun moon"])
     loaded = load_pretrained(tmp_path / "gpt")
     complete = partial(pipelines.complete, loaded, "sun moon", details=True)
     free = complete(*replace(options, eos=()).settings)
     assert len(free.ids) == 4 and not free.ended
+    generate.main(replace(options, eos=()))
+    assert capsys.readouterr().out == f"sun moon{free.text}\n"
     last = free.ids[1]
     ended = complete(*replace(options, eos=(16, last)).settings)
     assert ended.ids == free.ids[: free.ids.index(last) + 1] and ended.ended

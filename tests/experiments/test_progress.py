@@ -55,6 +55,22 @@ def run(tmp_path):
     with_log.close()
 
 
+@pytest.fixture
+def stream():
+    return io.StringIO()
+
+
+@pytest.fixture
+def started(run, stream, clock):
+    """Progress of so many steps, all logged unless `log_every` says otherwise."""
+
+    def start(total, **options):
+        given = {"log_every": 1, "stream": stream, "clock": clock}
+        return Progress(total, run, **given | options)
+
+    return start
+
+
 def metrics(loss=2.0, tokens=70, in_a_row=0):
     return {
         "loss": jnp.float32(loss * tokens),
@@ -72,8 +88,8 @@ def train(progress, clock, steps):
             clock.seconds += 10.0
 
 
-def test_the_logged_numbers_are_those_of_the_step(run, clock):
-    with Progress(7, run, log_every=3, stream=io.StringIO(), clock=clock) as progress:
+def test_the_logged_numbers_are_those_of_the_step(started, run, clock):
+    with started(7, log_every=3) as progress:
         for step in range(1, 8):
             progress.add(step, metrics(loss=step), positions=80)
             clock.seconds += 10.0 if step < 4 else 5.0
@@ -92,35 +108,33 @@ def test_the_logged_numbers_are_those_of_the_step(run, clock):
     ]
 
 
-def test_the_learning_rate_is_that_of_the_update_and_a_skipped_step_is_none(run, clock):
+def test_the_learning_rate_is_that_of_the_update_and_a_skipped_step_is_none(started, run):
     rates = np.array([0.0, 1.0, 2.0, 3.0, 4.0])
-    stream = io.StringIO()
-    progress = Progress(5, run, log_every=1, learning_rates=rates, stream=stream, clock=clock)
-    with progress:
+    with started(5, learning_rates=rates) as progress:
         for step, skipped in enumerate((0, 0, 1, 1, 1), start=1):
             progress.add(step, metrics() | {"skipped": jnp.int32(skipped)}, positions=80)
     assert [line["learning_rate"] for line in run.metrics()] == [0.0, 1.0, 1.0, 2.0, 3.0]
 
 
-def test_auxiliary_sums_are_logged_per_token_as_the_loss_is(run, clock):
-    with Progress(3, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+def test_auxiliary_sums_are_logged_per_token_as_the_loss_is(started, run):
+    with started(3) as progress:
         progress.add(1, {**metrics(loss=2.0), "correct": jnp.int32(21)}, positions=80)
     assert run.metrics()[0]["correct"] == pytest.approx(21 / 70, rel=1e-6)
 
 
-def test_a_resumed_run_logs_the_same_lines_but_for_the_speed(run, clock):
-    train(Progress(7, run, log_every=2, stream=io.StringIO(), clock=clock), clock, range(1, 8))
+def test_a_resumed_run_logs_the_same_lines_but_for_the_speed(started, run, clock):
+    train(started(7, log_every=2), clock, range(1, 8))
     whole = run.metrics()
     run.resume(3)
-    train(Progress(7, run, log_every=2, stream=io.StringIO(), clock=clock), clock, range(4, 8))
+    train(started(7, log_every=2), clock, range(4, 8))
     again = run.metrics()
     for line in whole + again:
         line.pop("tokens_per_second", None), line.pop("data_wait", None)
     assert again == whole
 
 
-def test_a_loss_that_is_no_number_is_left_out_of_the_log_and_the_step_counted(run, clock):
-    with Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+def test_a_loss_that_is_no_number_is_left_out_of_the_log_and_the_step_counted(started, run):
+    with started(97) as progress:
         for step, loss in ((1, 2.0), (2, float("nan")), (3, float("inf"))):
             progress.add(step, metrics(loss=loss, in_a_row=step - 1), 80)
     logged = run.metrics()
@@ -129,23 +143,21 @@ def test_a_loss_that_is_no_number_is_left_out_of_the_log_and_the_step_counted(ru
     assert "consecutive_skips" not in logged[2]
 
 
-def test_too_many_of_them_in_a_row_end_the_training_and_name_the_step(run, clock):
-    with (
-        pytest.raises(Diverged, match="10 steps in a row, the last of them step 12 "),
-        Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress,
-    ):
+def test_too_many_of_them_in_a_row_end_the_training_and_name_the_step(started, run):
+    said = "10 steps in a row, the last of them step 12 "
+    with pytest.raises(Diverged, match=said), started(97) as progress:
         progress.add(12, metrics(loss=float("nan"), in_a_row=10), 80)
         progress.settle()
     assert run.metrics() == []
 
 
-def test_an_interval_of_zero_logs_the_last_step_only(run, clock):
-    train(Progress(5, run, log_every=0, stream=io.StringIO(), clock=clock), clock, range(1, 6))
+def test_an_interval_of_zero_logs_the_last_step_only(started, run, clock):
+    train(started(5, log_every=0), clock, range(1, 6))
     assert [line["step"] for line in run.metrics()] == [5]
 
 
-def test_a_step_is_fetched_when_the_next_is_added_or_before_a_save(run, clock):
-    with Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+def test_a_step_is_fetched_when_the_next_is_added_or_before_a_save(started, run):
+    with started(97) as progress:
         progress.add(1, metrics(), 80)
         assert run.metrics() == []
         progress.add(2, metrics(), 80)
@@ -156,21 +168,16 @@ def test_a_step_is_fetched_when_the_next_is_added_or_before_a_save(run, clock):
 
 
 @pytest.mark.parametrize(("error", "steps"), [(KeyboardInterrupt, [1, 2]), (ValueError, [1])])
-def test_a_stop_on_request_logs_the_last_step_and_a_bug_does_not(run, clock, error, steps):
-    with (
-        pytest.raises(error),
-        Progress(97, run, log_every=1, stream=io.StringIO(), clock=clock) as progress,
-    ):
+def test_a_stop_on_request_logs_the_last_step_and_a_bug_does_not(started, run, error, steps):
+    with pytest.raises(error), started(97) as progress:
         progress.add(1, metrics(), 80)
         progress.add(2, metrics(), 80)
         raise error
     assert [line["step"] for line in run.metrics()] == steps
 
 
-def test_a_log_gets_whole_lines_at_the_interval_and_the_last_one(run, clock):
-    stream = io.StringIO()
-    progress = Progress(97, run, log_every=50, every=30.0, stream=stream, clock=clock)
-    train(progress, clock, range(1, 9))
+def test_a_log_gets_whole_lines_at_the_interval_and_the_last_one(started, stream, clock):
+    train(started(97, log_every=50, every=30.0), clock, range(1, 9))
     lines = stream.getvalue().splitlines()
     assert "\r" not in stream.getvalue() and "\x1b" not in stream.getvalue()
     assert [line.split()[1] for line in lines] == ["1/97", "4/97", "7/97", "8/97"]
@@ -179,10 +186,10 @@ def test_a_log_gets_whole_lines_at_the_interval_and_the_last_one(run, clock):
     assert lines[1] == "step 4/97  loss 4.0000  tokens/s 7  padding 12.5%  left 0:15:30"
 
 
-def test_the_time_left_says_that_it_lacks_the_evaluations_until_one_was_measured(run, clock):
-    stream = io.StringIO()
-    options = {"log_every": 1, "pause_every": 2, "every": 0.0, "stream": stream, "clock": clock}
-    with Progress(4, run, **options) as progress:
+def test_the_time_left_says_that_it_lacks_the_evaluations_until_one_was_measured(
+    started, stream, clock
+):
+    with started(4, pause_every=2, every=0.0) as progress:
         for step in (1, 2, 3):
             progress.add(step, metrics(), positions=80)
             clock.seconds += 10.0
@@ -206,44 +213,42 @@ def test_the_first_lines_of_a_training_say_what_it_does_and_how_long_it_took(pre
     assert "took" not in describe_plan(shorter, "8 x NVIDIA H100", Path("runs/x"))
 
 
-def test_the_last_line_is_not_printed_twice(run, clock):
-    stream = io.StringIO()
-    progress = Progress(1, run, log_every=50, every=0.0, stream=stream, clock=clock)
-    train(progress, clock, [1])
+def test_the_last_line_is_not_printed_twice(started, stream, clock):
+    train(started(1, log_every=50, every=0.0), clock, [1])
     assert stream.getvalue().count("\n") == 1
 
 
-def test_a_batch_of_padding_alone_has_no_loss_and_no_error(run, clock):
-    with Progress(1, run, log_every=1, stream=io.StringIO(), clock=clock) as progress:
+def test_a_batch_of_padding_alone_has_no_loss_and_no_error(started, run):
+    with started(1) as progress:
         progress.add(1, metrics(tokens=0), 80)
     assert (run.metrics()[0]["loss"], run.metrics()[0]["padding"]) == (0.0, 1.0)
 
 
-def test_a_terminal_gets_a_live_area_and_the_last_line(run, clock):
+def test_a_terminal_gets_a_live_area_and_the_last_line(started, clock):
     stream = Terminal()
-    train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
+    train(started(97, log_every=50, stream=stream), clock, [5])
     assert "\x1b[" in stream.getvalue()
     assert "step 5/97" in stream.getvalue()
 
 
-def test_a_terminal_without_rich_gets_lines(run, clock, monkeypatch):
+def test_a_terminal_without_rich_gets_lines(started, clock, monkeypatch):
     def absent(name):
         raise optional_dependencies.MissingExtra(name)
 
     monkeypatch.setattr("experiments.harness.cli.display.optional_dependencies.load", absent)
     stream = Terminal()
-    train(Progress(97, run, log_every=50, stream=stream, clock=clock), clock, [5])
+    train(started(97, log_every=50, stream=stream), clock, [5])
     assert stream.getvalue() == "step 5/97  loss 5.0000  tokens/s -  padding 12.5%  left -\n"
 
 
-def test_a_log_on_a_full_disk_does_not_stop_the_training(run, clock):
-    train(Progress(97, run, log_every=50, stream=FullDisk(), clock=clock), clock, [5])
+def test_a_log_on_a_full_disk_does_not_stop_the_training(started, clock):
+    train(started(97, log_every=50, stream=FullDisk()), clock, [5])
 
 
-def test_the_share_of_peak_is_that_of_the_flops_since_the_last_logged_step(run, clock):
-    stream = io.StringIO()
-    shown = Progress(7, run, log_every=3, peak=40.0, every=0.0, stream=stream, clock=clock)
-    with shown as progress:
+def test_the_share_of_peak_is_that_of_the_flops_since_the_last_logged_step(
+    started, run, stream, clock
+):
+    with started(7, log_every=3, peak=40.0, every=0.0) as progress:
         for step in range(1, 8):
             progress.add(step, metrics(), positions=80, flops=100.0 * step)
             clock.seconds += 10.0
@@ -252,9 +257,8 @@ def test_the_share_of_peak_is_that_of_the_flops_since_the_last_logged_step(run, 
     assert "tokens/s 7  62.5% mfu  padding" in stream.getvalue().splitlines()[2]
 
 
-def test_without_a_peak_there_is_no_share_of_it(run, clock):
-    stream = io.StringIO()
-    with Progress(7, run, log_every=1, stream=stream, clock=clock) as progress:
+def test_without_a_peak_there_is_no_share_of_it(started, run, stream, clock):
+    with started(7) as progress:
         progress.add(1, metrics(), 80, 100.0)
         clock.seconds += 10.0
         progress.add(2, metrics(), 80, 100.0)
@@ -266,12 +270,12 @@ def test_without_a_peak_there_is_no_share_of_it(run, clock):
     ]
 
 
-def test_memory_in_use_is_logged_and_shown_where_the_devices_count_it(run, clock):
+def test_memory_in_use_is_logged_and_shown_where_devices_count_it(started, run, stream, clock):
     counts = [{"bytes_in_use": 3_000_000_000, "peak_bytes_in_use": 5_000_000_000}]
     counts.append({"bytes_in_use": 2_000_000_000, "peak_bytes_in_use": 7_000_000_000})
     devices = [SimpleNamespace(memory_stats=lambda c=c: c) for c in counts]
-    stream, memory = io.StringIO(), partial(memory_in_use, devices)
-    shown = Progress(3, run, log_every=2, memory=memory, every=0.0, stream=stream, clock=clock)
+    memory = partial(memory_in_use, devices)
+    shown = started(3, log_every=2, memory=memory, every=0.0)
     train(shown, clock, [1, 2, 3])
     assert [(x["memory"], x["memory_peak"]) for x in run.metrics()] == [(3e9, 7e9)] * 2
     assert "memory" not in stream.getvalue().splitlines()[0]
@@ -279,9 +283,8 @@ def test_memory_in_use_is_logged_and_shown_where_the_devices_count_it(run, clock
     assert memory_in_use() == {} and memory_in_use([SimpleNamespace(memory_stats=dict)]) == {}
 
 
-def test_a_slow_step_is_named_with_its_cause_and_not_again_for_five_minutes(run, clock):
-    stream = io.StringIO()
-    with Progress(97, run, log_every=50, pause_every=23, stream=stream, clock=clock) as progress:
+def test_a_slow_step_is_named_with_its_cause_and_not_again_for_five_minutes(started, stream, clock):
+    with started(97, log_every=50, pause_every=23) as progress:
         for step in range(1, 40):
             progress.add(step, metrics(), data_wait=9.0 if step == 31 else 0.0)
             clock.seconds += 2.0 if step != 31 else 11.0
@@ -299,9 +302,8 @@ def test_a_slow_step_is_named_with_its_cause_and_not_again_for_five_minutes(run,
     ]
 
 
-def test_what_jax_compiles_within_a_step_is_its_cause(run, clock):
-    stream = io.StringIO()
-    with Progress(97, run, log_every=50, stream=stream, clock=clock) as progress:
+def test_what_jax_compiles_within_a_step_is_its_cause(started, stream, clock):
+    with started(97, log_every=50) as progress:
         for step in range(1, 20):
             progress.add(step, metrics())
             if step == 15:
@@ -359,9 +361,8 @@ def test_a_host_with_late_batches_is_named_by_the_first_of_two(tmp_path):
     assert first.out.count("lags") == 1 and "lags" not in second.out
 
 
-def test_the_first_step_of_each_shape_is_no_part_of_speed_and_estimate(run, clock):
+def test_the_first_step_of_each_shape_is_no_part_of_speed_and_estimate(started, run, stream, clock):
     seconds = {(2, 3): 10.0, (2, 5): 20.0}
-    stream = io.StringIO()
 
     def step(state, batch):
         clock.seconds += seconds[batch.shape] + 500.0 * (batch.shape not in seen)
@@ -369,7 +370,7 @@ def test_the_first_step_of_each_shape_is_no_part_of_speed_and_estimate(run, cloc
         return state + 1, metrics()
 
     seen = set()
-    shown = Progress(11, run, log_every=7, every=0.0, stream=stream, clock=clock)
+    shown = started(11, log_every=7, every=0.0)
     with shown as progress:
         announced, state = progress.announce(step), 0
         for shape in ((2, 3), (2, 3), (2, 5), (2, 5), (2, 3), (2, 5), (2, 3)):
@@ -382,10 +383,8 @@ def test_the_first_step_of_each_shape_is_no_part_of_speed_and_estimate(run, cloc
     assert said[-1].endswith("left 0:00:56")
 
 
-def test_the_estimate_counts_the_pauses_to_come_and_the_speed_does_not(run, clock):
-    stream = io.StringIO()
-    options = {"log_every": 5, "pause_every": 5, "every": 0.0}
-    with Progress(13, run, **options, stream=stream, clock=clock) as progress:
+def test_the_estimate_counts_the_pauses_to_come_and_the_speed_does_not(started, run, stream, clock):
+    with started(13, log_every=5, pause_every=5, every=0.0) as progress:
         for step in range(1, 7):
             progress.add(step, metrics(), positions=80)
             clock.seconds += 10.0

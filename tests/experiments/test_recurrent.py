@@ -1,8 +1,8 @@
 """`experiments.examples.recurrent`: LSTMs with attention, given as a model of one's own."""
 
-import json
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +12,13 @@ import pytest
 import jaxformer as jf
 from experiments.examples.recurrent import Recurrent
 from experiments.harness.runs.decoding_options import load_members
-from experiments.translation import load_run, train
+from experiments.translation.load_run import build_model
+from experiments.translation.presets import PRESETS
+from experiments.translation.train import make_init_and_step
 from jaxformer.decoding import beam_search
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
-from jaxformer.training.losses import seq2seq_loss
-from tests.experiments.tiny_runs import changed, translation_config
+from tests.experiments.tiny_runs import changed
 
 pytestmark = pytest.mark.long
 
@@ -24,106 +26,90 @@ SIZES = jf.TransformerConfig(
     vocab_size=23, d_model=10, d_ff=14, num_heads=2, num_encoder_layers=1, num_decoder_layers=2
 )
 LENGTHS = (7, 3, 5)
-RECURRENT = "experiments.examples.recurrent:Recurrent"
-
-
-def ids(seed, rows, length):
-    return jax.random.randint(jax.random.key(seed), (rows, length), 3, SIZES.vocab_size)
+MODEL = Recurrent(SIZES)
 
 
 @pytest.fixture(scope="module")
-def made():
-    """A model, its parameters, a source [3, 7] of ragged lengths, and a target [3, 6]."""
-    model = Recurrent(SIZES)
-    source = ids(0, 3, 7) * (np.arange(7) < np.array(LENGTHS)[:, None])
-    target = ids(1, 3, 6)
-    params = jax.jit(model.init)(jax.random.key(2), source, target)["params"]
-    return model, params, source, target
+def made(random_params):
+    """The parameters of `MODEL`, a source [3, 7] of ragged lengths, and a target [3, 6]."""
+    rng = np.random.default_rng(0)
+    source, target = (rng.integers(3, 23, (3, length), np.int32) for length in (7, 6))
+    source *= np.arange(7) < np.array(LENGTHS)[:, None]
+    return random_params(MODEL, source, target), source, target
 
 
-@partial(jax.jit, static_argnums=0)
-def apply(model, params, *inputs):
-    return model.apply({"params": params}, *inputs)
+@jax.jit
+def apply(params, *inputs):
+    return MODEL.apply({"params": params}, *inputs)
 
 
 def test_padding_of_the_source_changes_nothing(made):
-    model, params, source, target = made
-    logits = apply(model, params, source, target, source != 0)
-    for row, length in enumerate(LENGTHS):
-        alone = apply(model, params, source[row : row + 1, :length], target[row][None])
-        np.testing.assert_allclose(logits[row], alone[0], rtol=2e-5, atol=2e-6)
+    params, source, target = made
+    logits = apply(params, source, target, source != 0)
+    garbage = np.where(source == 0, 5, source)
+    np.testing.assert_array_equal(apply(params, garbage, target, source != 0), logits)
+    alone = apply(params, source[1:2, :3], target[1:2], source[1:2, :3] != 0)
+    np.testing.assert_allclose(logits[1], alone[0], rtol=2e-5, atol=2e-6)
 
 
 def test_a_token_does_not_depend_on_later_ones(made):
-    model, params, source, target = made
-    logits = apply(model, params, source, target)
-    other = apply(model, params, source, target.at[:, 4].add(1))
+    params, source, target = made
+    later = target + (np.arange(6) == 4)
+    logits, other = (apply(params, source, x, source != 0) for x in (target, later))
     np.testing.assert_array_equal(logits[:, :4], other[:, :4])
     assert np.abs(logits[:, 4:] - other[:, 4:]).max() > 1e-4
 
 
 def test_a_best_translation_has_the_score_that_the_model_gives_it(made):
-    model, params, source, _ = made
-    config = jf.SearchConfig(beam_size=4, length_penalty=0.0, max_new_tokens=9)
-    found = search(model, params, source, config)
+    params, source, _ = made
+    config = jf.SearchConfig(beam_size=4, length_penalty=0.0, max_new_tokens=6)
+    found = search(params, source, config)
+    real = found.log_probs != 0.0
+    assert (real.sum(axis=-1) > 3).all()
     for beam in range(4):
         tokens = found.tokens[:, beam]
-        target = jnp.pad(tokens, ((0, 0), (1, 0)), constant_values=jf.BOS)[:, :-1]
-        logits = apply(model, params, source, target, source != 0)
-        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], -1)[..., 0]
-        real = found.log_probs[:, beam] != 0.0
-        assert real.sum() > 3
-        expected = jnp.sum(chosen * real, axis=-1)
+        target = np.pad(tokens, ((0, 0), (1, 0)), constant_values=jf.BOS)[:, :-1]
+        log_probs = jax.nn.log_softmax(apply(params, source, target, source != 0))
+        chosen = np.take_along_axis(np.asarray(log_probs), tokens[..., None], -1)[..., 0]
+        expected = np.sum(chosen * real[:, beam], axis=-1)
         np.testing.assert_allclose(found.scores[:, beam], expected, rtol=1e-4)
 
 
-@partial(jax.jit, static_argnums=(0, 3))
-def search(model, params, source, config):
-    cache = model.apply(
-        {"params": params}, source, source != 0, max_length=9, num_beams=4, method="init_cache"
+@partial(jax.jit, static_argnums=2)
+def search(params, source, config):
+    cache = MODEL.apply(
+        {"params": params}, source, source != 0, max_length=6, num_beams=4, method="init_cache"
     )
-    step = jf.make_step_fn(model, params)
-    return beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 9), config)
+    step = jf.make_step_fn(MODEL, params)
+    return beam_search(step, cache, jnp.full(3, jf.BOS), jnp.full(3, 6), config)
 
 
-def test_dropout_changes_the_loss_and_its_gradient_is_finite(made):
-    model, params, source, target = made
-    model = Recurrent(jf.TransformerConfig(**{**vars(SIZES), "dropout_rate": 0.3}))
-    batch = jf.PairBatch.create(source, target, vocab_size=23)
-    loss = seq2seq_loss(model, pad=jf.PAD)
-    plain = jax.jit(loss)(params, batch, None)[0]
-    dropped, gradient = jax.jit(jax.value_and_grad(lambda p: loss(p, batch, jax.random.key(3))[0]))(
-        params
+def test_a_step_of_the_experiment_trains_all_its_parameters_with_dropout(made):
+    _, source, target = made
+    config = changed(
+        replace(PRESETS["grammar"], model=replace(SIZES, dropout_rate=0.3)),
+        training__model="experiments.examples.recurrent:Recurrent",
+        training__label_smoothing=0.0,
     )
-    assert abs(float(plain - dropped)) > 1e-3
-    sizes = jax.tree.map(lambda leaf: float(jnp.abs(leaf).sum()), gradient)
-    assert all(0 < size < 1e6 for size in jax.tree.leaves(sizes)), sizes
+    model = build_model(config)
+    assert model == Recurrent(config.model)
+    batch = jf.PairBatch(source, np.pad(target, ((0, 0), (1, 0)), constant_values=1), np.arange(3))
+    init, step = make_init_and_step(config, model, batch, single())
+    state = single().init(init)
+    params = jax.tree.map(np.asarray, state.params)  # the step donates its state
+    log_probs = jax.nn.log_softmax(apply(params, source, batch.target[:, :-1], source != 0))
+    without_dropout = -np.take_along_axis(np.asarray(log_probs), target[..., None], -1).mean()
+    state, metrics = step(state, batch)
+    assert abs(metrics["loss"] - without_dropout) > 1e-3
+    moved = jax.tree.map(lambda old, new: np.any(old != new), params, state.params)
+    assert all(jax.tree.leaves(moved)) and np.isfinite(metrics["grad_norm"])
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The folders of a run of the recurrent model, and of a Transformer of the same sizes."""
-    config = translation_config(
-        tmp_path_factory.mktemp("recurrent"), name="transformer", model__positions=jf.Sinusoidal()
-    )
-    train.train(config)
-    train.train(changed(config, name="recurrent", training__model=RECURRENT))
-    return Path(config.runs) / "translation"
+def test_an_ensemble_of_two_kinds_of_models_is_refused():
+    models = {"recurrent": MODEL, "transformer": jf.EncoderDecoder(SIZES)}
 
+    def load(path):
+        return SimpleNamespace(model=models[path.name], tokenizer=None, target_tokenizer=None)
 
-def test_every_command_uses_the_model_of_the_run(runs):
-    trained = load_run.load_run(runs / "recurrent")
-    assert type(trained.model) is Recurrent
-    assert json.loads((runs / "recurrent" / "scores.json").read_text())["chrf"] >= 0
-    loaded = jf.load(runs / "recurrent")
-    source, target = np.array([[5, 6, 2], [7, 2, 0]]), np.array([[1, 9], [1, 8]])
-    np.testing.assert_array_equal(
-        loaded.model.apply({"params": loaded.params}, source, target),
-        Recurrent(trained.model.config).apply({"params": trained.params}, source, target),
-    )
-
-
-def test_an_ensemble_of_two_kinds_of_models_is_refused(runs):
-    both = f"{runs}/recurrent,{runs}/transformer"
     with pytest.raises(ConfigError, match="differ in their model"):
-        load_members(load_run.load_run, both)
+        load_members(load, "recurrent,transformer")

@@ -17,6 +17,8 @@ from experiments.sweep import open_cells, presets_of
 from jaxformer.errors import ConfigError, DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 
+pytestmark = pytest.mark.long
+
 TEXT = sentences(29, seed=1)
 TRAIN = "python -m my.train --data.note 'two words' --name toy --training.seed 9"
 LINE = Result(

@@ -15,6 +15,7 @@ def trainings(law):
     return [Training(n, d, law.loss(n, d), f"{n:.0f}") for n in sizes for d in tokens]
 
 
+@pytest.mark.long  # a search from 81 starts
 def test_the_law_that_made_the_losses_is_fitted():
     for given, fitted in zip(LAW, fit(trainings(LAW)), strict=True):
         assert fitted == pytest.approx(given, rel=0.02)

@@ -2,6 +2,7 @@
 
 import re
 import textwrap
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,6 @@ PARTS = ("train", "validation", "test")
 @pytest.fixture(scope="module")
 def parts() -> dict[str, list[Path]]:
     return {part: stdlib.files(part) for part in PARTS}
-
-
-@pytest.fixture(scope="module")
-def labelled():
-    return {part: snippets(part) for part in ("train", "test")}
 
 
 def relative(path: Path) -> str:
@@ -149,8 +145,10 @@ def test_a_snippet_has_8_counted_lines_and_does_not_say_where_it_is_from():
         assert word not in found[0]
 
 
-def test_the_test_set_is_balanced_and_shares_no_snippet_with_training(labelled):
-    test, train = labelled["test"], labelled["train"]
+def test_the_test_set_is_balanced_and_shares_no_snippet_with_training(monkeypatch):
+    once = lru_cache(snippets)  # those of the test text need those of training
+    monkeypatch.setattr(examples, "snippets", once)
+    test, train = once("test"), once("train")
     assert {test.labels.count(package) for package in stdlib.PACKAGES} == {examples.TEST_TEXTS}
     assert len(test.labels) == len(test.texts) == 10 * examples.TEST_TEXTS
     assert min(train.labels.count(package) for package in stdlib.PACKAGES) >= 50

@@ -92,8 +92,10 @@ def test_what_fails_for_good_is_an_error_with_path_and_reason(bucket_url):
 
 
 @pytest.mark.long
-def test_requests_that_fail_for_a_while_are_tried_again(bucket_url):
+def test_an_object_is_created_once_and_requests_that_fail_for_a_while_are_tried_again(bucket_url):
     path = to_path(f"{bucket_url}/a.json")
+    assert path.create(b"first") and not path.create(b"second")
+    assert path.read_bytes() == b"first"
     with buckets.injected(bucket_url[:2], fail_every=3):
         for number in range(5):
             path.write_bytes(b"%d" % number)

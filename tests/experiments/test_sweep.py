@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -27,27 +29,49 @@ from jaxformer.checkpoint.lock import lock
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
-from tests.experiments.commands import metrics_of
+from tests.experiments.commands import call, metrics_of
 from tests.experiments.tiny_runs import language_config
 
-RATES = (1e-2, 3e-3, 1e-3)
-TRAINING = PRESETS["python_stdlib"].training
+RATES = (3e-3, 1e-3)
+DOUBLED = "tests.experiments.own_parts:doubled_loss"
+VARY = {"optimizer.learning_rate": RATES, "training.loss": [DOUBLED]}
+
+
+def failing_loss(model, **options):
+    raise DataError("no loss today")
 
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    return language_config(tmp_path_factory.mktemp("sweep"), training__log_every=1)
+    return language_config(tmp_path_factory.mktemp("sweep"), training__log_every=1, name="rates")
 
 
 @pytest.fixture(scope="module")
-def rates(config):
-    """The results of a sweep over learning rates."""
-    return sweep(config, name="rates", vary={"optimizer.learning_rate": RATES})
+def swept(config):
+    """The command of a sweep over learning rates and losses, of which one fails; do not change."""
+    path = Path(config.runs).with_name("settings.json")
+    path.write_text(json.dumps(config_files.plain(config)))
+    losses = f"training.loss={__name__}:failing_loss,{DOUBLED}"
+    rates = f"optimizer.learning_rate={RATES[0]},{RATES[1]}"
+    words = ["language_modelling", "--config", str(path), "--vary", rates, losses]
+    options = cli.parse(presets_of("language_modelling"), words, positional="experiment")
+    return call(SimpleNamespace(main=main), options)
+
+
+def cell(rate, loss=DOUBLED, seed=0):
+    """The name of a cell."""
+    return f"learning_rate={rate},loss={loss.replace(':', '-')},seed={seed}"
+
+
+@pytest.fixture(scope="module")
+def results(config, swept):
+    """What the finished cells give to a script that calls the sweep again."""
+    return sweep(config, name="rates", vary=VARY)
 
 
 def contents(result):
     """The parameters and metrics of a run, without what depends on the time."""
-    params = checkpoint_selection.load(result.folder, TRAINING)
+    params = checkpoint_selection.load(result.folder, PRESETS["python_stdlib"].training)
     return metrics_of(result.folder), {
         path: np.asarray(leaf).tobytes() for path, leaf in flatten(params).items()
     }
@@ -58,146 +82,135 @@ def variants():
     yield {"optimizer.b2": 0.7}
 
 
-def failing_loss(model, **options):
-    raise DataError("no loss today")
+@pytest.mark.long
+def test_each_cell_is_the_run_started_alone_to_the_bit(config, results):
+    assert list(results) == [cell(rate) for rate in RATES]
+    optimizer = replace(config.optimizer, learning_rate=RATES[0])
+    alone = replace(config, name="alone", optimizer=optimizer)
+    alone = language_modelling.train(alone, loss=own_parts.doubled_loss)
+    first, second = results.values()
+    assert contents(first) == contents(alone) and first.scores == alone.scores
+    assert contents(first) != contents(second) and "ids" in contents(first)[0][0]
 
 
 @pytest.mark.long
-def test_each_cell_is_the_run_started_alone_to_the_bit(config, rates):
-    optimizer = replace(config.optimizer, learning_rate=3e-3)
-    alone = language_modelling.train(replace(config, name="alone", optimizer=optimizer))
-    cell = rates["learning_rate=0.003,seed=0"]
-    assert contents(cell) == contents(alone) and cell.scores == alone.scores
-    assert contents(cell) != contents(rates["learning_rate=0.001,seed=0"])
-
-
-@pytest.mark.long
-def test_sweep_json_says_what_the_cells_are_and_a_cell_its_sweep(config, rates):
-    folder = rates["learning_rate=0.01,seed=0"].folder
+def test_sweep_json_says_what_the_cells_are_and_a_cell_its_sweep(config, results):
+    folder = results[cell(0.003)].folder
     record = json.loads((folder.parents[1] / "sweep.json").read_text())
     assert record["experiment"] == folder.parent.name == "language_modelling"
-    assert record["settings"]["model"]["d_model"] == 16 and set(record["cells"]) == set(rates)
-    settings = {"optimizer.learning_rate": 0.01, "training.seed": 0}
-    assert record["cells"]["learning_rate=0.01,seed=0"] == settings
-    assert json.loads((folder / "config.json").read_text())["sweep"] == "rates"
+    assert record["settings"]["model"]["d_model"] == 16 and len(record["cells"]) == 4
+    settings = {"optimizer.learning_rate": 0.003, "training.loss": DOUBLED, "training.seed": 0}
+    assert record["cells"][cell(0.003)] == settings
+    stored = json.loads((folder / "config.json").read_text())
+    assert stored["sweep"] == "rates" and stored["training"]["loss"] == DOUBLED
 
 
 @pytest.mark.long
-def test_called_again_a_sweep_trains_what_is_new_alone(config, rates, capsys):
-    again = sweep(config, name="rates", vary={"optimizer.learning_rate": RATES[:1]}, seeds=2)
-    assert capsys.readouterr().out.count("finished before") == 1
-    assert list(again) == ["learning_rate=0.01,seed=0", "learning_rate=0.01,seed=1"]
-    assert again["learning_rate=0.01,seed=0"] == rates["learning_rate=0.01,seed=0"]
-    folder = again["learning_rate=0.01,seed=1"].folder.parents[1]
-    assert len(json.loads((folder / "sweep.json").read_text())["cells"]) == 4
-    wider = replace(config, data=replace(config.data, batch_size=5))
+def test_a_failure_ends_its_cell_alone_and_gives_the_exit_code(config, swept):
+    assert swept.code == 65
+    assert "2 of 4 cells are finished" in swept.out and "no loss today" in swept.err
+    folder = Path(config.runs, "sweeps", "rates", "failed")
+    expected = {cell(rate, f"{__name__}:failing_loss") for rate in RATES}
+    assert {path.stem for path in folder.iterdir()} == expected
+    for path in folder.iterdir():
+        assert json.loads(path.read_text())["exit_code"] == 65
+        assert 'raise DataError("no loss today")' in path.read_text().replace('\\"', '"')
+
+
+@pytest.mark.long
+def test_called_again_a_sweep_trains_what_is_new_alone_and_keeps_its_settings(config, results):
+    path = Path(config.runs, "sweeps", "rates", "sweep.json")
+    before = path.read_text(), path.stat()
+    cells = sweeping.name_cells(config, sweeping.grid(VARY), seeds=1)
+    opened, trained = sweeping.open_sweep(config, "language_modelling", cells), []
+    sweeping.run_cells(opened, trained.append)
+    assert not trained and {name: opened.result(name) for name in cells} == results
     with pytest.raises(ConfigError, match="data.batch_size is 3 there but 5 here: use another"):
-        sweep(wider, name="rates", seeds=3)
+        sweep(replace(config, data=replace(config.data, batch_size=5)), name="rates", seeds=3)
+    assert (path.read_text(), path.stat()) == before, "what does not change is not written"
 
 
-def scored_by_beam_size(config):
-    """A training that leaves the beam size as its score."""
+@pytest.mark.long
+def test_a_sweep_with_another_test_text_scores_its_trained_cells_on_it(config, results, tmp_path):
+    shutil.copytree(config.runs, tmp_path / "runs")
+    (tmp_path / "other.txt").write_text("moon sun star\n" * 97)
+    data = replace(config.data, test=(str(tmp_path / "other.txt"),))
+    moved = replace(config, runs=str(tmp_path / "runs"), data=data)
+    (after,) = sweep(moved, name="rates", vary=VARY | {"optimizer.learning_rate": [1e-3]}).values()
+    before = results[cell(0.001)]
+    assert before.scores["text_sha256"] != after.scores["text_sha256"]
+    assert contents(before) == contents(after), "it is not trained again"
+
+
+@pytest.mark.long
+def test_a_sweep_is_one_line_among_the_runs(config, results, capsys):
+    runs.main([config.runs])
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "rates" in x]
+    assert " of " in line and " cells " in line
+    runs.main([f"{config.runs}/sweeps/rates"])
+    assert cell(0.003) in capsys.readouterr().out
+
+
+def finish(config):
+    """Leaves what a translation's training leaves, with the beam size as its score."""
     folder = run_folder.folder_of(config.runs, "translation", config.name)
     (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
     run_folder.write_json(folder / "config.json", config_files.plain(config))
     run_folder.write_json(folder / "scores.json", {"bleu": config.search.beam_size})
 
 
-def test_a_sweep_with_another_beam_size_is_scored_again(tmp_path):
-    config = replace(TRANSLATION["grammar"], name="beams", runs=str(tmp_path))
-    cells = sweeping.name_cells(config, [{}], seeds=2)
+@pytest.fixture
+def beams(tmp_path):
+    return replace(TRANSLATION["grammar"], name="beams", runs=str(tmp_path))
+
+
+def opened_with(config, seeds):
+    return sweeping.open_sweep(config, "translation", sweeping.name_cells(config, [{}], seeds))
+
+
+def test_a_sweep_with_another_beam_size_is_scored_again(beams):
     trained = []
     for size in (4, 7, 7):
-        changed = replace(config, search=replace(config.search, beam_size=size), verbose=size == 7)
-        opened = sweeping.open_sweep(changed, "translation", cells)
-        trained.append(sum(opened.result(cell) is None for cell in cells))
-        sweeping.run_cells(opened, scored_by_beam_size)
-        assert [opened.result(cell).scores["bleu"] for cell in cells] == [size, size]
+        changed = replace(beams, search=replace(beams.search, beam_size=size), verbose=size == 7)
+        opened = opened_with(changed, 2)
+        trained.append(sum(opened.result(cell) is None for cell in opened.cells))
+        sweeping.run_cells(opened, finish)
+        assert [opened.result(cell).scores["bleu"] for cell in opened.cells] == [size, size]
         stored = json.loads((opened.folder / "sweep.json").read_text())
         assert stored["settings"]["search"]["beam_size"] == size
     assert trained == [2, 2, 0]
 
 
-@pytest.mark.long
-def test_a_sweep_with_another_test_text_scores_its_trained_cells_on_it(config, tmp_path):
-    config = replace(config, name="texts")
-    (before,) = sweep(config, name="texts").values()
-    (tmp_path / "other.txt").write_text("moon sun star\n" * 97)
-    data = replace(config.data, test=(str(tmp_path / "other.txt"),))
-    (after,) = sweep(replace(config, data=data), name="texts").values()
-    assert before.scores["text_sha256"] != after.scores["text_sha256"]
-    steps = [json.loads(line)["step"] for line in (after.folder / "metrics.jsonl").open()]
-    assert max(steps) == 4 and contents(before)[1] == contents(after)[1]
+def test_a_sweep_with_more_seeds_trains_what_is_new_alone(beams, capsys):
+    sweeping.run_cells(opened_with(beams, 1), finish)
+    names = []
+    again = opened_with(beams, 2)
+    sweeping.run_cells(again, lambda cell: (names.append(cell.name), finish(cell)))
+    assert names == ["seed=1"] and capsys.readouterr().out.count("finished before") == 1
+    opened_with(beams, 1)
+    assert len(json.loads((again.folder / "sweep.json").read_text())["cells"]) == 2
 
 
-@pytest.mark.long
-def test_a_sweep_opened_again_is_not_written_again(config, rates):
-    path = Path(config.runs, "sweeps", "rates", "sweep.json")
-    before = path.stat()
-    cells = json.loads(path.read_text())["cells"]
-    sweeping.open_sweep(replace(config, name="rates"), "language_modelling", cells)
-    assert path.stat().st_mtime_ns == before.st_mtime_ns and path.stat().st_ino == before.st_ino
-
-
-@pytest.mark.long
-def test_a_sweep_is_one_line_among_the_runs(config, rates, capsys):
-    runs.main([config.runs])
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if "rates" in x]
-    assert " of " in line and " cells " in line
-    runs.main([f"{config.runs}/sweeps/rates"])
-    assert "learning_rate=0.003,seed=0" in capsys.readouterr().out
-
-
-@pytest.mark.long
-def test_values_of_ones_own_reach_each_cell(config):
-    (cell,) = sweep(config, name="own", loss=own_parts.doubled_loss).values()
-    assert "ids" in contents(cell)[0][0]
-    stored = json.loads((cell.folder / "config.json").read_text())["training"]
-    assert stored["loss"] == "tests.experiments.own_parts:doubled_loss"
-
-
-@pytest.mark.long
-def test_a_failure_ends_its_cell_alone_and_gives_the_exit_code(config, capsys):
-    losses = f"training.loss={__name__}:failing_loss,tests.experiments.own_parts:doubled_loss"
-    (config_file := Path(config.runs).with_name("failures.json")).write_text(
-        json.dumps(config_files.plain(replace(config, name="failures")))
-    )
-    words = ["language_modelling", "--config", str(config_file), "--vary", losses]
-    options = cli.parse(presets_of("language_modelling"), words, positional="experiment")
-    assert cli.run(lambda: main(options)) == 65
-    said = capsys.readouterr()
-    assert "1 of 2 cells are finished" in said.out and "no loss today" in said.err
-    failed = Path(config.runs, "sweeps", "failures", "failed")
-    (path,) = failed.iterdir()
-    assert path.stem == "loss=tests.experiments.test_sweep-failing_loss,seed=0"
-    assert json.loads(path.read_text())["exit_code"] == 65
-    assert 'raise DataError("no loss today")' in path.read_text().replace('\\"', '"')
-
-
-@pytest.mark.long
-def test_an_interrupted_sweep_goes_on_with_the_cell_that_was_begun(config):
-    """In one process; `test_a_killed_sweep_...` kills real ones."""
+def test_an_interrupted_sweep_goes_on_with_the_cell_that_was_begun(beams):
+    """With a training that takes no time; `test_a_killed_sweep_...` kills real ones."""
     begun = []
 
     def train(cell):
         begun.append(cell.name)
         if len(begun) == 2:
             raise KeyboardInterrupt
-        return language_modelling.train(cell)
+        finish(cell)
 
-    cells = sweeping.name_cells(config, [{}], seeds=3)
-    opened = sweeping.open_sweep(replace(config, name="stopped"), "language_modelling", cells)
+    opened = opened_with(beams, 3)
     with pytest.raises(KeyboardInterrupt):
         sweeping.run_cells(opened, train)
     sweeping.run_cells(opened, train)
     assert begun == ["seed=0", "seed=1", "seed=1", "seed=2"]
-    assert not sweeping.failures(opened) and all(map(opened.result, cells))
+    assert not sweeping.failures(opened) and all(map(opened.result, opened.cells))
 
 
-def test_a_cell_that_another_process_trains_is_left_to_it(config, capsys):
-    cells = sweeping.name_cells(config, [{}], seeds=2)
-    opened = sweeping.open_sweep(replace(config, name="shared"), "language_modelling", cells)
-    trained = []
+def test_a_cell_that_another_process_trains_is_left_to_it(beams, capsys):
+    opened, trained = opened_with(beams, 2), []
     with closing(lock(opened.folder_of("seed=0"))):
         sweeping.run_cells(opened, lambda cell: trained.append(cell.name))
     assert trained == ["seed=1"] and "another process trains it" in capsys.readouterr().out

@@ -19,17 +19,14 @@ pytestmark = pytest.mark.long
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory):
-    return translation_config(tmp_path_factory.mktemp("teacher"), name="teacher")
+def run(translation_run):
+    """The folder of the teacher."""
+    return translation_run.folder
 
 
 @pytest.fixture(scope="module")
-def run(base):
-    return train(base).folder
-
-
-def params_of(folder, step):
-    return jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step))
+def base(tmp_path_factory):
+    return translation_config(tmp_path_factory.mktemp("students"))
 
 
 def with_teacher(base, run, **changes):
@@ -52,19 +49,19 @@ def test_a_student_learns_the_teachers_probabilities(run, student):
     found, before = load_run(folder), load_run(run)
     assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
     parent = find_run(str(run))
-    sizes = [sum(x.size for x in params_of(x, 2)) for x in (folder, run)]
+    sizes = [sum(x.size for x in jax.tree.leaves(each.params)) for each in (found, before)]
     assert sizes[0] < sizes[1], "only the student's parameters are saved"
     note = json.loads((folder / teacher.NOTE).read_text())
     assert note["run"] == str(run) and note["sha256"] == teacher.digest(parent)
-    assert note["sha256"] != teacher.digest(find_run(f"{run}@1"))
+    assert note["sha256"] != teacher.digest(find_run(f"{run}@6"))
 
 
 @pytest.mark.slow
 def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
     """The cross-entropy with one's own distribution is at its minimum."""
     config = with_teacher(base, run, distillation_weight=1.0)
-    own = replace(config, name="own", init_from=f"{run}@2")
-    own = replace(own, training=replace(own.training, teacher=f"{run}@2"))
+    own = replace(config, name="own", init_from=f"{run}@7")
+    own = replace(own, training=replace(own.training, teacher=f"{run}@7"))
     lines = metrics_of(train(own).folder, "loss")
     assert lines[0]["grad_norm"] < 1e-5 < lines[0]["loss"]
 

@@ -7,16 +7,17 @@ import pytest
 
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.translation.presets import TranslationConfig
-from experiments.translation.train import train
+from experiments.harness.training import build
+from experiments.translation import train as translation
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stack import STACKED
+from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.parameters import flatten
-from tests.experiments import own_parts
 from tests.experiments.commands import metrics_of
-from tests.experiments.tiny_runs import translation_config
+from tests.experiments.tiny_runs import changed, translation_config
+from tests.experiments.trained_runs import trained_once
 
 pytestmark = pytest.mark.long
 
@@ -24,10 +25,10 @@ FROZEN = "feed_forward"
 KEYS = ("loss", "kl", "grad_norm", "learning_rate")
 
 
-@pytest.fixture(scope="module")
-def config(tmp_path_factory) -> TranslationConfig:
+def all_methods(folder):
     return translation_config(
-        tmp_path_factory.mktemp("methods"),
+        folder,
+        name="whole",
         compilation_cache_dir="",
         model__num_decoder_layers=2,
         model__scan_layers=True,
@@ -49,8 +50,9 @@ def config(tmp_path_factory) -> TranslationConfig:
 
 
 @pytest.fixture(scope="module")
-def result(config):
-    return train(replace(config, name="whole"))
+def result(tmp_path_factory, worker_id):
+    """The run of `all_methods`."""
+    return trained_once(tmp_path_factory, worker_id, translation, all_methods)
 
 
 def state_of(folder, step, tree):
@@ -64,11 +66,10 @@ def same(one, other):
 
 
 @pytest.mark.slow
-def test_a_run_with_all_methods_resumes_to_the_bit(config, result):
-    stopped = replace(config.optimizer, total_steps=4)
-    training = replace(config.training, evaluate_every=0)
-    train(replace(config, name="parts", optimizer=stopped, training=training))
-    parts = train(replace(config, name="parts"))
+def test_a_run_with_all_methods_resumes_to_the_bit(result, tmp_path):
+    config = changed(result.config, runs=str(tmp_path))
+    translation.train(changed(config, optimizer__total_steps=4, training__evaluate_every=0))
+    parts = translation.train(config)
     for tree in ("params", "ema", "opt_state"):
         same(state_of(parts.folder, 7, tree), state_of(result.folder, 7, tree))
     logged = [
@@ -86,7 +87,7 @@ def test_each_line_of_metrics_has_the_divergence_and_the_rate_of_the_schedule(re
     assert lines[-1]["learning_rate"] == pytest.approx(2 * lines[0]["learning_rate"])
 
 
-def test_frozen_parameters_are_the_first_ones_and_have_no_state(result, config):
+def test_frozen_parameters_are_the_first_ones_and_have_no_state(result):
     first, last = (state_of(result.folder, step, "params") for step in (3, 7))
     frozen = [path for path in first if FROZEN in path]
     assert frozen and any(STACKED in path for path in frozen)
@@ -95,10 +96,10 @@ def test_frozen_parameters_are_the_first_ones_and_have_no_state(result, config):
     assert not any(FROZEN in path for path in state_of(result.folder, 7, "opt_state"))
 
 
-def test_the_moving_average_and_the_parameters_are_chosen_by_name(result, config):
+def test_the_moving_average_and_the_parameters_are_chosen_by_name(result):
     for option, tree in (("ema", "ema"), ("last", "params")):
         found = checkpoint_selection.load(
-            result.folder, config.training, RunOptions(checkpoint=option)
+            result.folder, result.config.training, RunOptions(checkpoint=option)
         )
         same(flatten(found), state_of(result.folder, 7, tree))
 
@@ -109,7 +110,7 @@ def test_a_best_checkpoint_is_that_of_the_metric_named(result):
     assert metadata["early_stopping"]["metric"] == -validation["validation_chrf"]
 
 
-def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused(config):
-    changed = replace(config, name="own", training=replace(config.training, r_drop=0.0))
+def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused(result):
+    training = replace(result.config.training, loss="tests.experiments.own_parts:rigid", r_drop=0.0)
     with pytest.raises(ConfigError, match="z_loss=0.001 was given, but the loss rigid has no"):
-        train(changed, loss=own_parts.rigid)
+        build.build_loss(training, seq2seq_loss)

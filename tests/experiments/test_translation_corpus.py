@@ -67,7 +67,7 @@ def test_ones_own_pairs_are_set_aside_by_their_source_whatever_the_order(tmp_pat
 
 
 def test_at_most_a_thousand_sources_are_set_aside_and_none_of_them_trains(tmp_path):
-    pairs = [(f"sentence {i % 67_003}", f"Satz {i}") for i in range(97_003)]
+    pairs = [(f"sentence {i % 53_003}", f"Satz {i}") for i in range(59_009)]
     train, validation, _ = load_corpus(DataConfig(train=write(tmp_path, "a", pairs)))
     assert len(set(validation.source)) == 1_000 < len(validation.source)
     assert not set(train.source) & set(validation.source)
@@ -151,38 +151,24 @@ def test_no_tatoeba_sentence_is_trained_on_and_tested(real_data):
 
 
 def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
-    assert list(PRESETS) == [
-        "grammar",
-        "grammar_marian",
-        "multi30k_tiny",
-        "multi30k_lower",
-        "multi30k_base",
-        "tatoeba",
-        "wmt14_base",
-        "wmt14_base_marian",
-        "wmt14_big",
-    ]
+    names = "grammar grammar_marian multi30k_tiny multi30k_lower multi30k_base tatoeba wmt14_base"
+    assert list(PRESETS) == [*names.split(), "wmt14_base_marian", "wmt14_big"]
     for name, preset in PRESETS.items():
         assert preset.name == name
         run = run_folder.open_run(tmp_path, "translation", name, preset)
         assert run_folder.load_config(run.folder, TranslationConfig) == preset
 
 
-@pytest.mark.parametrize(
-    "name, value, said",
-    [
-        ("grad_accumulation", 0, "grad_accumulation=0, but it must be at least 1"),
-        ("eval_beam_size", 0, "eval_beam_size=0, but it must be at least 1"),
-        ("average_checkpoints", 0, "average_checkpoints=0, but it must be at least 1"),
-        ("label_smoothing", 1.0, r"label_smoothing=1.0, but it must be in \[0, 1\)"),
-        ("ema_decay", -0.1, r"ema_decay=-0.1, but it must be in \[0, 1\)"),
-    ],
-)
-def test_training_settings_that_mean_nothing_are_refused(name, value, said):
-    with pytest.raises(ConfigError, match=said):
-        dataclasses.replace(TrainingConfig(), **{name: value})
+def test_training_settings_that_mean_nothing_are_refused():
+    for name in ("grad_accumulation", "eval_beam_size", "average_checkpoints"):
+        with pytest.raises(ConfigError, match=f"{name}=0, but it must be at least 1"):
+            dataclasses.replace(TrainingConfig(), **{name: 0})
+    for name, value in (("label_smoothing", 1.0), ("ema_decay", -0.1)):
+        with pytest.raises(ConfigError, match=rf"{name}={value}, but it must be in \[0, 1\)"):
+            dataclasses.replace(TrainingConfig(), **{name: value})
 
 
+@pytest.mark.long
 def test_a_profile_of_a_few_steps_lies_in_its_folder(tmp_path):
     traced = profiled(lambda x: x + 1, tmp_path / "profile", first=1, steps=2)
     assert [traced(i) for i in range(5)] == [1, 2, 3, 4, 5]

@@ -1,4 +1,8 @@
-"""Settings of runs that train in a few seconds, on words in a folder."""
+"""Settings of runs that train in a few seconds, on words in a folder.
+
+`finished_translation`, `finished_causal` and `finished_masked` are the settings of the runs that a
+session trains once (see `conftest.py`), with what is logged, evaluated and saved on the way.
+"""
 
 from dataclasses import replace
 from itertools import product
@@ -11,6 +15,7 @@ from experiments.translation.presets import PRESETS as TRANSLATION
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer.config import with_fields
 
+TOO_LONG = "sun " * 47
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 SIZES = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
 
@@ -58,3 +63,75 @@ def translation_config(folder: Path, **changes: Any) -> TranslationConfig:
         search=replace(preset.search, beam_size=1, max_new_tokens=5),
     )
     return changed(config, **changes)
+
+
+def finished_translation(folder: Path) -> TranslationConfig:
+    """Seven steps; of the pairs one has an empty side and two are too long, one of them in test."""
+    config = translation_config(
+        folder,
+        name="tiny",
+        model__dropout_rate=0.1,
+        optimizer__total_steps=7,
+        training__save_every=3,
+        training__evaluate_every=3,
+        training__average_checkpoints=2,
+        training__eval_beam_size=2,
+        search__beam_size=2,
+        translation__batch_size=1,
+    )
+    kept = Path(config.data.train.source).read_text().splitlines()
+    add_pairs(config.data.train, [("", "leer"), (TOO_LONG, "sun")])
+    add_pairs(config.data.validation, [(line, line) for line in kept[30:33]])
+    add_pairs(config.data.test, [(kept[97], kept[98]), (TOO_LONG, "sun")])
+    return config
+
+
+def add_pairs(files: Files, pairs: list[tuple[str, str]]) -> None:
+    """Adds `pairs` at the end of the two files."""
+    for path, lines in zip((files.source, files.target), zip(*pairs, strict=True), strict=True):
+        with Path(path).open("a") as file:
+            file.writelines(f"{line}\n" for line in lines)
+
+
+def finished_causal(folder: Path) -> LanguageConfig:
+    """Seven steps on two documents, with a text to validate and one to test on."""
+    for name, words in (("validation", WORDS[1:9]), ("test", WORDS[3:])):
+        (folder / f"{name}.txt").write_text("".join(f"{a} {b}\n" for a in words for b in words))
+    settings = {
+        "name": "tiny",
+        "data__train": (str(folder / "a.txt"), str(folder / "b.txt")),
+        "data__validation": (str(folder / "validation.txt"),),
+        "data__test": (str(folder / "test.txt"),),
+        "data__batch_size": 4,
+        "model__dropout_rate": 0.1,
+        "optimizer__schedule": "constant",
+        "optimizer__warmup_steps": 3,
+        "optimizer__total_steps": 7,
+        "training__log_every": 1,
+        "training__save_every": 3,
+        "training__evaluate_every": 3,
+        "training__average_checkpoints": 2,
+        "training__grad_accumulation": 2,
+        "training__ema_decay": 0.5,
+        "sampling__max_new_tokens": 7,
+        "completion__overflow": "refuse",
+        "prompts": ("sun",),
+    }
+    return language_config(folder, **settings)
+
+
+def finished_masked(folder: Path) -> LanguageConfig:
+    """Five steps on masked pairs of pieces, rematerialised."""
+    causal, preset = finished_causal(folder), LANGUAGE["bert_tiny"]
+    sizes = SIZES | {"num_encoder_layers": 1, "pooler": "tanh"}
+    embeddings = replace(preset.model.embeddings, num_types=2)
+    return replace(
+        preset,
+        name="masked",
+        runs=causal.runs,
+        model=replace(preset.model, embeddings=embeddings, **sizes),
+        data=replace(causal.data, batch_size=3, next_sentence=True),
+        optimizer=replace(preset.optimizer, warmup_steps=2, total_steps=5),
+        training=replace(preset.training, remat="blocks", save_every=3, evaluate_every=3),
+        prompts=("sun <mask> rain.",),
+    )

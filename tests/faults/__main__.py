@@ -88,7 +88,7 @@ FAULTS = (
         None,
         lambda folder: peers.killed(folder, len(peers.KILLS)),
     ),
-    Fault("F9 another model, optimizer or state on resume", mutations.states, mutations.states),
+    Fault("F9 another model, optimizer or state on resume", None, mutations.states),
     Fault(
         "F9 another setting, edited text or tokenizer on resume",
         None,

@@ -18,7 +18,7 @@ LIMITS = (0, 40, 250, 1_000, 10_000, 100_000)
 
 def full_disk(folder: Path) -> Count:
     """Saves that run out of room, by a limit on the length of a file, at six places."""
-    outcomes = [children.in_child(partial(_fill, folder / str(n), n)) for n in LIMITS]
+    outcomes = children.in_child(lambda: [_fill(folder / str(n), n) for n in LIMITS])
     return children.counted(outcomes)
 
 

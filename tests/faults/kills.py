@@ -1,7 +1,6 @@
 """kill -9 while checkpoints are saved, committed and removed; every next start is examined."""
 
 import itertools
-import shutil
 import signal
 import time
 import warnings
@@ -61,29 +60,31 @@ def at_random(folder: Path, tries: int) -> Count:
 
 def at_a_point(folder: Path, tries: int) -> Count:
     """`tries` runs for each of `POINTS`, killed there, and the next start of each."""
-    outcomes = []
+    outcomes, reached = [], {}
     for point, number in itertools.product(POINTS, range(tries)):
         place = folder / f"{point}-{number}"
         child = Child(partial(_train, place, POINTS[point]))
         committed = max([-1, *(line["committed"] for line in child.told() if "committed" in line)])
-        if child.wait() != -signal.SIGKILL:
+        if child.wait() == -signal.SIGKILL:
+            reached[place] = committed
+        else:
             outcomes.append(f"{point}: was never reached")
-            continue
-        said = judge(children.in_child(partial(_start, place)), committed)
-        outcomes.append(f"{point}: {said}" if said != "survived" else said)
-        shutil.rmtree(place)
+    starts = children.in_child(lambda: [_start(place) for place in reached])
+    for (place, committed), start in zip(reached.items(), starts, strict=True):
+        said = judge(start, committed)
+        outcomes.append(f"{place.name}: {said}" if said != "survived" else said)
     return children.counted(outcomes)
 
 
 def _train(folder: Path, point: tuple | None, tell: Callable[[Any], None]) -> None:
-    """Starts as a training does and saves without end; from its fifth step on, death waits."""
+    """Starts as a training does and saves without end; from its third step on, death waits."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         checkpoints = Checkpoints(folder, keep=KEEP).__enter__()
     began = _examine(checkpoints)
     tell(began)
     for step in itertools.count(began["found"] + 1):
-        if point is not None and step == began["found"] + 5:
+        if point is not None and step == began["found"] + KEEP + 1:
             checkpoints.wait()
             tell({"committed": step - 1})
             with children.kill_at(*point):

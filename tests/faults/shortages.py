@@ -37,7 +37,7 @@ def memory(folder: Path) -> Count:
     """
     trainings.load_libraries()
     args = trainings.settings(folder)
-    expected = trainings.completed(args, folder / "whole")
+    expected = trainings.completed_once(args, folder)
     outcomes = []
     for number, error in enumerate(ERRORS):
         place = folder / f"short-{number}"
@@ -68,7 +68,7 @@ def disk(folder: Path) -> Count:
     if subprocess.run(mount, capture_output=True).returncode != 0:
         raise RuntimeError("a file system cannot be mounted here: run this as root")
     try:
-        expected = trainings.completed(args, folder / "whole")
+        expected = trainings.completed_once(args, folder)
         outcomes = [_fill(args, place / str(n), expected, n) for n in (1, 2, FOR_GOOD)]
     finally:
         subprocess.run(["umount", str(place)], check=True)
@@ -79,7 +79,7 @@ def cache(folder: Path, tries: int) -> Count:
     """Compiled programs in the cache cut short, emptied or overwritten: the same bytes learned."""
     trainings.load_libraries()
     args = trainings.settings(folder)
-    expected = trainings.completed(args, folder / "whole")
+    expected = trainings.completed_once(args, folder)
     programs, outcomes = folder / "programs", []
     for number in range(tries):
         shutil.copytree(folder.parent / "programs", programs)
@@ -101,7 +101,7 @@ def clock(folder: Path) -> Count:
     """The clock goes back by an hour, or by ten years, while a training runs: the same bytes."""
     trainings.load_libraries()
     args = trainings.settings(folder)
-    expected = trainings.completed(args, folder / "whole")
+    expected = trainings.completed_once(args, folder)
     outcomes = []
     for seconds in (3_600, 10 * 365 * 86_400):
         place = folder / f"back-{seconds}"

@@ -49,7 +49,7 @@ def at_random(folder: Path, tries: int) -> Count:
     """
     trainings.load_libraries()
     args = trainings.settings(folder)
-    expected = trainings.completed(args, folder / "whole")
+    expected = trainings.completed_once(args, folder)
     lengths = {when: _length(args, folder, phase) for when, phase in PHASES.items()}
     random, outcomes = children.drawn(2), []
     for number in range(tries):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from filelock import FileLock
 
 from experiments.harness import cli
 from experiments.translation import train
@@ -94,6 +95,15 @@ def completed(args: dict[str, Any], place: Path) -> dict[str, Any]:
     if ended(args, place) != 0:
         raise RuntimeError(said(place))
     return left(place)
+
+
+def completed_once(args: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """As `completed` for `settings` that nothing changes, once for all injections."""
+    path = folder.parent / "whole.json"
+    with FileLock(f"{path}.lock"):
+        if not path.exists():
+            path.write_text(json.dumps(completed(args, folder / "whole")))
+    return json.loads(path.read_text())
 
 
 def goes_on(args: dict[str, Any], place: Path, expected: dict[str, Any], step: int) -> str:

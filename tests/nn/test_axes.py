@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,18 +13,7 @@ import pytest
 from flax import linen as nn
 from jax.sharding import PartitionSpec
 
-from jaxformer.config import (
-    AttentionOptions,
-    EmbeddingOptions,
-    FeedForwardOptions,
-    Learned,
-    NoPositions,
-    NormOptions,
-    OutputOptions,
-    Relative,
-    Rotary,
-    TransformerConfig,
-)
+import jaxformer as jf
 from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, parameter_axes
@@ -37,52 +27,44 @@ from jaxformer.training.parameters import flatten
 
 SIZES = {"data": 2, "fsdp": 2, "tensor": 2}
 BASE: dict[str, Any] = dict(vocab_size=22, d_model=10, d_ff=14, num_heads=2, head_dim=6)
-LLAMA = TransformerConfig(
+LLAMA = jf.TransformerConfig(
     **BASE,
     num_decoder_layers=2,
     use_bias=False,
-    norm=NormOptions("rms", placement="pre"),
-    attention=AttentionOptions(num_kv_heads=1),
-    feed_forward=FeedForwardOptions("silu", gated=True),
-    embeddings=EmbeddingOptions(tied="none"),
-    positions=Rotary(),
+    norm=jf.NormOptions("rms", placement="pre"),
+    attention=jf.AttentionOptions(num_kv_heads=1),
+    feed_forward=jf.FeedForwardOptions("silu", gated=True),
+    embeddings=jf.EmbeddingOptions(tied="none"),
+    positions=jf.Rotary(),
 )
-TRANSLATOR = TransformerConfig(
+TRANSLATOR = jf.TransformerConfig(
     **BASE,
     num_encoder_layers=2,
     num_decoder_layers=1,
     source_vocab_size=26,
-    embeddings=EmbeddingOptions(tied="none"),
-    output=OutputOptions(bias=True),
-    positions=Relative(),
+    embeddings=jf.EmbeddingOptions(tied="none"),
+    output=jf.OutputOptions(bias=True),
+    positions=jf.Relative(),
 )
-GPT = TransformerConfig(
-    **BASE,
-    num_decoder_layers=2,
-    max_len=8,
-    norm=NormOptions(placement="pre"),
-    positions=Learned(),
-)
-BERT = TransformerConfig(
+BERT = jf.TransformerConfig(
     **BASE,
     num_encoder_layers=1,
     max_len=8,
-    embeddings=EmbeddingOptions(num_types=2, norm=True),
-    positions=Learned(),
+    embeddings=jf.EmbeddingOptions(num_types=2, norm=True),
+    positions=jf.Learned(),
     pooler="tanh",
 )
-SCANNED = TransformerConfig(
+SCANNED = jf.TransformerConfig(
     **BASE,
     num_encoder_layers=2,
     num_decoder_layers=2,
     scan_layers=True,
-    attention=AttentionOptions(query_key_norm=True),
+    attention=jf.AttentionOptions(query_key_norm=True),
 )
 MODELS = {
     "encoder-decoder": EncoderDecoder(TRANSLATOR),
-    "gpt": DecoderOnly(GPT),
     "bert": MaskedLanguageModel(BERT),
-    "classifier": Classifier(EncoderOnly(TransformerConfig(**BASE, num_encoder_layers=1)), 4),
+    "classifier": Classifier(EncoderOnly(jf.TransformerConfig(**BASE, num_encoder_layers=1)), 4),
     "llama": DecoderOnly(LLAMA),
     "scanned llama": DecoderOnly(replace(LLAMA, scan_layers=True)),
     "scanned encoder-decoder": EncoderDecoder(SCANNED),
@@ -136,32 +118,44 @@ class NamedMixer(Mixer):
 
 def mixing(block=Mixer, **changes):
     return DecoderOnly(
-        replace(LLAMA, positions=NoPositions(), **changes), block=lambda **_: block()
+        replace(LLAMA, positions=jf.NoPositions(), **changes), block=lambda **_: block()
     )
 
 
-@pytest.fixture(params=["decoder/blocks_1", "decoder/stacked_blocks"])
+LISTED, STACKED = "decoder/blocks_1", "decoder/stacked_blocks"
+
+
+@pytest.fixture(scope="module", params=[LISTED, STACKED])
 def users_model(request, random_params):
     """A model of two user's blocks, its parameters, their axes, and the path of a block."""
-    model = mixing(scan_layers="stacked" in request.param)
-    params = jax.tree.map(jnp.asarray, random_params(model, np.ones((2, 3), int)))
+    model = mixing(scan_layers=request.param == STACKED)
+    params = random_params(model, np.ones((2, 3), int))
     return model, params, parameter_axes(model, jnp.ones((2, 3), int)), request.param
 
 
 def update_of(config, params, axes, gradients):
     optimizer = make_optimizer(config, axes=axes)
-    return flatten(jax.jit(optimizer.update)(gradients, optimizer.init(params), params)[0])
+
+    @jax.jit
+    def update(gradients, params):
+        return optimizer.update(gradients, optimizer.init(params), params)[0]
+
+    return flatten(jax.tree.map(np.asarray, update(gradients, params)))
 
 
 RATES = OptimizerConfig("constant", learning_rate=1.0, warmup_steps=0)
 MATRICES = {"mix", "w_in/kernel", "proj/kernel"}
 
 
-@pytest.mark.parametrize("name", ["adam", "muon", "lion"])
+@pytest.mark.parametrize(
+    ("users_model", "name"),
+    [(LISTED, "adam"), (STACKED, "muon"), (LISTED, "lion")],
+    indirect=["users_model"],
+)
 def test_matrices_of_a_users_block_decay_and_its_gain_and_biases_do_not(users_model, name):
     _, params, axes, block = users_model
     config = replace(RATES, name=name, weight_decay=0.1)
-    updates = update_of(config, params, axes, jax.tree.map(jnp.zeros_like, params))
+    updates = update_of(config, params, axes, jax.tree.map(np.zeros_like, params))
     for path, leaf in flatten(params).items():
         if path.startswith(block):
             decay = 0.1 if path.removeprefix(f"{block}/") in MATRICES else 0.0
@@ -184,28 +178,32 @@ def test_muon_turns_each_matrix_of_a_users_block_as_inputs_by_outputs(users_mode
 def test_an_adapter_of_a_users_matrix_is_inputs_by_rank_by_outputs(users_model):
     model, params, axes, block = users_model
     layers = (2,) if "stacked" in block else ()
-    adapted = add_adapters(
-        params, jax.random.key(0), rank=3, alpha=6.0, targets="decoder/", axes=axes
-    )
+    settings = {"rank": 3, "alpha": 6.0, "targets": "decoder/", "axes": axes}
+    adapted = jax.jit(partial(add_adapters, **settings))(params, jax.random.key(0))
     shapes = {path: leaf.shape for path, leaf in flatten(adapted).items()}
     assert shapes[f"{block}/proj/kernel_lora/a"] == (*layers, 12, 3)
     assert shapes[f"{block}/proj/kernel_lora/b"] == (*layers, 3, 10)
     assert shapes[f"{block}/mix_lora/a"] == (*layers, 10, 3)
     assert f"{block}/gain_lora/a" not in shapes
     config = replace(RATES, weight_decay=0.1, freeze=FROZEN)
-    updates = update_of(config, adapted, axes, jax.tree.map(jnp.ones_like, adapted))
+    updates = update_of(config, adapted, axes, jax.tree.map(np.ones_like, adapted))
     assert {path for path, x in updates.items() if np.any(x)} == {
         path for path in shapes if path.endswith(("_lora/a", "_lora/b"))
     }
     ids = np.random.default_rng(1).integers(0, 22, (2, 5))
-    trained = jax.tree.map(lambda x: x + 0.1, adapted)
-    logits = model.apply({"params": merge_adapters(trained)}, ids)
-    assert not np.allclose(logits, model.apply({"params": params}, ids))
+
+    @jax.jit
+    def logits(params, adapted):
+        trained = merge_adapters(jax.tree.map(lambda x: x + 0.1, adapted))
+        return [model.apply({"params": each}, ids) for each in (trained, params)]
+
+    assert not np.allclose(*logits(params, adapted))
 
 
+@pytest.mark.long
 def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(users_model):
     model, params, _, block = users_model
-    quantized = quantize(model, params)
+    quantized = jax.jit(quantize, static_argnums=0)(model, params)
     leaves = jax.tree_util.tree_leaves_with_path(quantized, is_leaf=is_quantized)
     found = {
         "/".join(part.key for part in path): leaf for path, leaf in leaves if is_quantized(leaf)

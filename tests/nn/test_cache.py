@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.cache import Cache, KeyValue, LayerCache, init_cache
+from jaxformer.nn.cache import KeyValue, LayerCache, init_cache
 from jaxformer.nn.models import DecoderOnly
 
 B, W, S, L = 2, 3, 5, 11
@@ -30,12 +30,11 @@ def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
         written = count + 1 + np.arange(B * cache.num_beams * 2)
         count = written.max()
         written = written.reshape(B, -1, 2)
-        cache = written_to(cache, written)
+        cache, *read = extended(cache, written, np.array(parents))
         texts = np.concatenate([texts, written], axis=2)
-        cache = cache.reorder_beams(jnp.asarray(parents))
         texts = np.take_along_axis(texts, np.array(parents)[:, :, None], axis=1)
         assert cache.num_beams == len(parents[0]) and cache.max_length == L
-        assert np.array_equal(seen_by_each(cache), texts)
+        assert np.array_equal(seen_by_each(texts.shape[2], *read), texts)
 
 
 def test_a_token_after_an_ended_sentence_has_the_last_position_of_the_table():
@@ -47,25 +46,22 @@ def test_a_token_after_an_ended_sentence_has_the_last_position_of_the_table():
     assert np.array_equal(before.positions(2), [[4, 5], [0, 0]])
 
 
-def written_to(cache: Cache, tokens: np.ndarray) -> Cache:
-    """`cache` with keys and values that are the numbers `tokens` [B, W, T] throughout."""
-    new = np.broadcast_to(tokens.reshape(-1, tokens.shape[2], 1, 1), (*_rows(tokens), 2, 3))
-    new = KeyValue(jnp.float32(new), -jnp.float32(new))
-    return cache.advance((cache.layers[0].write(new, cache.length),), tokens.shape[2])
+@jax.jit
+def extended(cache, tokens, parents):
+    """A cache whose keys and values are numbers throughout, re-ordered, and what a token reads."""
+    shape = tokens.shape[0] * tokens.shape[1], tokens.shape[2]
+    new = jnp.broadcast_to(jnp.float32(tokens).reshape(*shape, 1, 1), (*shape, 2, 3))
+    layer = cache.layers[0].write(KeyValue(new, -new), cache.length)
+    cache = cache.advance((layer,), tokens.shape[2]).reorder_beams(parents)
+    return cache, cache.layers[0].read(), cache.mask_of_beams(cache.mask(), 1).explicit
 
 
-def seen_by_each(cache: Cache) -> np.ndarray:
+def seen_by_each(length, kv, mask):
     """The numbers [B, W, length] of the tokens that the next one of each beam may see."""
-    kv, mask = cache.layers[0].read(), cache.mask_of_beams(cache.mask(), 1)
     assert np.array_equal(kv.key, -kv.value)
-    # The next token's own place comes after these.
-    written = int(cache.length) * (mask.explicit.shape[2] // L)
-    pairs, keys = np.array(mask.explicit)[:, :, :written], np.array(kv.key)[:, :written, 0, 0]
+    written = length * (mask.shape[2] // L)  # the next token's own place comes after these
+    pairs, keys = np.array(mask)[:, :, :written], np.array(kv.key)[:, :written, 0, 0]
     return np.array([[row[seen] for seen in each] for row, each in zip(keys, pairs, strict=True)])
-
-
-def _rows(tokens: np.ndarray) -> tuple[int, int]:
-    return tokens.shape[0] * tokens.shape[1], tokens.shape[2]
 
 
 def test_reordering_beams_moves_no_keys(rng):

@@ -18,20 +18,17 @@ pytestmark = pytest.mark.usefixtures("optimized")
 L = 23  # places
 
 
-def config(num_kv_heads):
-    return TransformerConfig(
+def compiled(num_kv_heads, rows, beams, layers):
+    config = TransformerConfig(
         vocab_size=29,
         d_model=20,
         d_ff=31,
         num_heads=4,
         head_dim=5,
         attention=AttentionOptions(num_kv_heads=num_kv_heads),
-        num_decoder_layers=2,
+        num_decoder_layers=layers,
     )
-
-
-def compiled(num_kv_heads, rows, beams):
-    model = DecoderOnly(config(num_kv_heads))
+    model = DecoderOnly(config)
     first, limits = jnp.full(rows, 3), jnp.full(rows, L)
     numbers = jnp.arange(rows)
 
@@ -50,10 +47,11 @@ def compiled(num_kv_heads, rows, beams):
 
 
 @pytest.mark.parametrize(
-    ("num_kv_heads", "rows", "beams"), [(4, 1, 1), (4, 3, 1), (1, 1, 1), (2, 1, 3), (1, 2, 3)]
+    ("num_kv_heads", "rows", "beams", "layers"),
+    [(4, 3, 1, 1), (1, 1, 1, 2), (2, 1, 3, 2), (1, 2, 3, 1)],
 )
-def test_no_step_copies_keys_or_values(num_kv_heads, rows, beams):
-    text = compiled(num_kv_heads, rows, beams)
+def test_no_step_copies_keys_or_values(num_kv_heads, rows, beams, layers):
+    text = compiled(num_kv_heads, rows, beams, layers)
     kept = rf"f32\[(?:\d+,)*(?:5,{L * beams}|{L * beams},5)\]"
     inside = [part for part in text.split("\n\n") if not part.lstrip().startswith("ENTRY")]
     assert re.search(rf"{kept}\S* (?:fusion|dynamic-update-slice)\(", text)

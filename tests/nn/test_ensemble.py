@@ -42,20 +42,30 @@ def ids_of(model):
     return [np.ones((2, 3), np.int32)] * (1 + isinstance(model, EncoderDecoder))
 
 
-def members_of(model, count):
-    init = jax.jit(lambda seed: model.init(jax.random.key(seed), *ids_of(model))["params"])
-    return [jax.tree.map(lambda leaf: 3.0 * leaf, init(seed)) for seed in range(count)]
+def members_of(random_params, model, count):
+    """The parameters of `count` models around the same ones."""
+    params, rng = random_params(model, *ids_of(model)), np.random.default_rng(3)
+
+    def near(leaf):
+        return leaf + 0.5 * rng.standard_normal(leaf.shape).astype(leaf.dtype)
+
+    return [jax.tree.map(near, params) for _ in range(count)]
 
 
 @pytest.fixture(scope="module")
-def members():
-    return members_of(EncoderDecoder(CONFIG), 3)
+def members(random_params):
+    return members_of(random_params, EncoderDecoder(CONFIG), 3)
 
 
-@pytest.mark.slow
-def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, assert_equal):
+@pytest.fixture(scope="module")
+def ensemble(members):
+    return Ensemble(EncoderDecoder(CONFIG)), stack_members(members)
+
+
+@pytest.mark.long
+def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, random_params, assert_equal):
     model = EncoderDecoder(replace(CONFIG, scan_layers=True))
-    (params,) = members_of(model, 1)
+    (params,) = members_of(random_params, model, 1)
     both = Ensemble(model), stack_members([params, params])
     found, alone = (
         translate(Loaded(*system, tokenizer), LINES, *SETTINGS, details=True)
@@ -70,18 +80,21 @@ def forced(model, members, tokenizer, lines, best):
     """The log-probability [M, B, T, V] of every token, given the source and the tokens before."""
     sources = pad_right([[*tokenizer.encode(line), EOS] for line in lines], len(lines), 11)
     targets = pad_right([[BOS, *ids] for ids in best], len(lines), 16)
-    call = jax.jit(lambda params: model.apply({"params": params}, sources, targets, sources != PAD))
-    return np.asarray([jax.nn.log_softmax(call(params)) for params in members], np.float64)
+
+    @jax.jit
+    def call(params):
+        logits = model.apply({"params": params}, sources, targets, sources != PAD)
+        return jax.nn.log_softmax(logits)
+
+    return np.asarray([call(params) for params in members], np.float64)
 
 
 def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
-    members, tokenizer, assert_equal
+    members, ensemble, tokenizer, assert_equal
 ):
     model, lines = EncoderDecoder(CONFIG), [line for line in LINES if line]
-    system = Ensemble(model), stack_members(members)
-    found = [
-        line[1] for line in translate(Loaded(*system, tokenizer), lines, *SETTINGS, details=True)
-    ]
+    loaded = Loaded(*ensemble, tokenizer)
+    found = [line[1] for line in translate(loaded, lines, *SETTINGS, details=True)]
     assert len({tuple(x.ids) for x in found}) > 1
     each = forced(model, members, tokenizer, lines, [x.ids for x in found])
     log_probs = np.log(np.exp(each).mean(axis=0))
@@ -90,21 +103,19 @@ def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
         assert_equal(hypothesis.log_probs, row[np.arange(count), hypothesis.ids])
 
 
-def test_scores_of_given_targets_are_of_the_mean_too(members, tokenizer, assert_equal):
-    system = Ensemble(EncoderDecoder(CONFIG)), stack_members(members)
+def test_scores_of_given_targets_are_of_the_mean_too(members, ensemble, tokenizer, assert_equal):
     pairs = [("abc", "ba"), ("jih", "cabbage")]
-    found = score_pairs(Loaded(*system, tokenizer), pairs, batch_size=2)
-    each = [
-        score_pairs(Loaded(system[0].model, m, tokenizer), pairs, batch_size=2) for m in members
-    ]
+    found = score_pairs(Loaded(*ensemble, tokenizer), pairs, batch_size=2)
+    alone = (Loaded(ensemble[0].model, member, tokenizer) for member in members)
+    each = [score_pairs(loaded, pairs, batch_size=2) for loaded in alone]
     for i in range(2):
         assert_equal(found[i], np.log(np.mean([np.exp(scores[i]) for scores in each], axis=0)))
 
 
-@pytest.mark.slow
-def test_language_models_and_models_in_8_bits_decode_together(tokenizer):
+@pytest.mark.long
+def test_language_models_and_models_in_8_bits_decode_together(tokenizer, random_params):
     model = DecoderOnly(GPT)
-    first, second = members_of(model, 2)
+    first, second = members_of(random_params, model, 2)
     settings = SamplingConfig(max_new_tokens=7), CompletionOptions(seed=5)
     same = Ensemble(model), stack_members([first, first])
     texts = ["abc", "jihgfed"]
@@ -131,9 +142,8 @@ def products(system, params):
     return jax.jit(step).lower(params).as_text().count("stablehlo.dot_general")
 
 
-def test_all_members_share_each_product_of_a_step(members):
-    model = EncoderDecoder(CONFIG)
-    assert products(Ensemble(model), stack_members(members)) == products(model, members[0]) > 5
+def test_all_members_share_each_product_of_a_step(members, ensemble):
+    assert products(*ensemble) == products(ensemble[0].model, members[0]) > 5
 
 
 def test_members_of_other_shapes_are_refused_by_name(members):

@@ -73,6 +73,11 @@ def erf_gelu(x):
     return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
 
 
+def log_softmax(x):
+    x = np.asarray(x, np.float64)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
 def layer_norm(x, params):
     x = x - x.mean(-1, keepdims=True)
     x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm.eps)
@@ -100,8 +105,12 @@ def test_the_token_head_is_dense_activation_norm_embedding_and_bias(bert, masked
 
 def test_without_positions_asked_for_every_token_gets_logits(bert, masked, assert_equal):
     model, params = bert
-    everywhere = jax.jit(model.apply)({"params": params}, *masked[:3]).logits
-    some = jax.jit(model.apply)({"params": params}, *masked[:4]).logits
+
+    @jax.jit
+    def run(params):
+        return [model.apply({"params": params}, *masked[:n]).logits for n in (3, 4)]
+
+    everywhere, some = run(params)
     assert everywhere.shape == (B, T, V)
     assert_equal(
         np.take_along_axis(np.asarray(everywhere), masked.masked_positions[..., None], axis=1), some
@@ -136,8 +145,8 @@ def test_the_masked_loss_is_the_cross_entropy_of_the_chosen_tokens(bert, masked,
 def test_rows_of_padding_add_nothing_to_the_next_sentence_loss(bert, masked, assert_equal):
     model, params = bert
     empty = jax.tree.map(lambda leaf: np.concatenate([leaf, np.zeros_like(leaf[:2])]), masked)
-    loss = jax.jit(masked_and_next_sentence_loss(model))
-    assert_equal(loss(params, empty, None), loss(params, masked, None))
+    loss = masked_and_next_sentence_loss(model)
+    assert_equal(*jax.jit(lambda params: [loss(params, x, None) for x in (empty, masked)])(params))
 
 
 def mean_of_real(hidden):
@@ -152,6 +161,17 @@ VECTORS = {
     "last": (DecoderOnly(GPT), "own", lambda hidden, _: hidden[np.arange(B), [6, 3, 4]]),
     "decoder's mean": (DecoderOnly(GPT), "mean", lambda hidden, _: mean_of_real(hidden)),
 }
+
+
+def applied_and_loss(model, make_loss, params, batch, *types):
+    """The model's output for the batch's tokens, and its loss."""
+
+    @jax.jit
+    def run(params, batch):
+        out = model.apply({"params": params}, batch.tokens, batch.padding_mask, *types)
+        return out, make_loss(model)(params, batch, None)
+
+    return run(params, batch)
 
 
 @pytest.mark.parametrize("name", VECTORS)
@@ -184,10 +204,8 @@ def test_the_loss_of_a_classifier_counts_valid_rows(masked, random_params, asser
     params = random_params(model, masked.tokens, PRESENT)
     valid = np.array([True, False, True])
     batch = Labelled(masked.tokens, PRESENT, np.array([4, 1, 0]), valid, np.arange(B))
-    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
-    nats, count = jax.jit(classification_loss(model))(params, batch, None)
-    expected = -np.asarray(jax.nn.log_softmax(logits))[[0, 2], [4, 0]].sum()
-    assert_equal(nats, expected)
+    logits, (nats, count) = applied_and_loss(model, classification_loss, params, batch)
+    assert_equal(nats, -log_softmax(logits)[[0, 2], [4, 0]].sum())
     assert count == 2
 
 
@@ -201,11 +219,11 @@ def test_the_loss_of_a_span_is_the_mean_of_its_ends_over_real_tokens(
     counts = np.array([True, False, True])
     batch = Labelled(*masked[:2], places, counts, np.arange(B), masked.token_type_ids)
     hidden, _ = jax.jit(backbone.apply)({"params": params["backbone"]}, *masked[:3])
-    logits = np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"]
-    assert_equal(jax.jit(model.apply)({"params": params}, *masked[:3]), logits.swapaxes(1, 2))
-    log_probs = jax.nn.log_softmax(np.where(PRESENT[..., None], logits, -np.inf), axis=1)
-    expected = -sum(log_probs[row, places[row, i], i] for row in (0, 2) for i in (0, 1)) / 2
-    nats, count = jax.jit(span_loss(model))(params, batch, None)
+    ends, (nats, count) = applied_and_loss(model, span_loss, params, batch, masked[2])
+    logits = (np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"]).swapaxes(1, 2)
+    assert_equal(ends, logits)
+    log_probs = log_softmax(np.where(PRESENT[:, None], logits, -np.inf))
+    expected = -sum(log_probs[row, i, places[row, i]] for row in (0, 2) for i in (0, 1)) / 2
     assert_equal(nats, expected)
     assert count == 2
 
@@ -214,14 +232,12 @@ def test_a_class_of_each_token_is_a_dense_layer_on_its_vector(masked, random_par
     backbone = EncoderOnly(BERT)
     model = TokenClassifier(backbone, C)
     params = random_params(model, *masked[:3])
-    hidden, _ = jax.jit(backbone.apply)({"params": params["backbone"]}, *masked[:3])
-    logits = jax.jit(model.apply)({"params": params}, *masked[:3])
-    assert_equal(logits, np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"])
-    logits = jax.jit(model.apply)({"params": params}, masked.tokens, PRESENT)
     labels = np.arange(B * T).reshape(B, T) % C
-    batch = Labelled(masked.tokens, PRESENT, labels, PRESENT, np.arange(B))
-    nats, count = jax.jit(classification_loss(model))(params, batch, None)
-    chosen = np.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1)[..., 0]
+    batch = Labelled(*masked[:2], labels, PRESENT, np.arange(B), masked.token_type_ids)
+    hidden, _ = jax.jit(backbone.apply)({"params": params["backbone"]}, *masked[:3])
+    logits, (nats, count) = applied_and_loss(model, classification_loss, params, batch, masked[2])
+    assert_equal(logits, np.asarray(hidden) @ params["head"]["kernel"] + params["head"]["bias"])
+    chosen = np.take_along_axis(log_softmax(logits), labels[..., None], -1)[..., 0]
     assert_equal(nats, -chosen[PRESENT].sum())
     assert count == PRESENT.sum()
 
@@ -238,12 +254,18 @@ def test_dropout_acts_on_the_summary(masked, random_params):
     model = Classifier(DecoderOnly(replace(GPT, dropout_rate=0.5)), C)
     params = random_params(model, masked.tokens, PRESENT)
     batch = Labelled(masked.tokens, PRESENT, np.zeros(B, int), np.ones(B, bool), np.arange(B))
-    loss = jax.jit(jax.grad(classification_loss(model), has_aux=True))
-    slope, _ = loss(params, batch, jax.random.key(0))
-    calm, _ = loss(params, batch, None)
+    loss = classification_loss(model)
+
+    @jax.jit
+    def slopes(head):
+        def nats(head, rng):
+            return loss(params | {"head": head}, batch, rng)[0]
+
+        return [jax.grad(nats)(head, rng)["kernel"] for rng in (jax.random.key(0), None)]
+
+    slope, calm = map(np.asarray, slopes(params["head"]))
     # The gradient of a dense layer's row is zero where every text's number was dropped.
-    assert (np.asarray(slope["head"]["kernel"]) == 0).all(-1).any()
-    assert not (np.asarray(calm["head"]["kernel"]) == 0).all(-1).any()
+    assert (slope == 0).all(-1).any() and not (calm == 0).all(-1).any()
 
 
 def test_the_causal_loss_is_the_cross_entropy_of_each_next_token(rng, random_params, assert_equal):
@@ -271,8 +293,7 @@ def test_the_causal_loss_is_the_cross_entropy_of_each_next_token(rng, random_par
 
     packed, plain, of_packed, of_plain = run(params)
     for logits, (nats, count) in ((packed, of_packed), (plain, of_plain)):
-        labels = jax.nn.log_softmax(logits)
-        picked = np.take_along_axis(np.asarray(labels), tokens[:, 1:, None], axis=-1)[..., 0]
+        picked = np.take_along_axis(log_softmax(logits), tokens[:, 1:, None], axis=-1)[..., 0]
         assert_equal(nats, -picked[valid].sum())
         assert count == valid.sum()
     assert abs(of_packed[0] - of_plain[0]) > 0.1

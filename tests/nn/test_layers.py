@@ -63,7 +63,7 @@ def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked
 @pytest.mark.parametrize("use_bias", [True, False])
 def test_a_norm_is_its_formula(norm, use_bias, x, rng, assert_equal, leaf_shapes):
     module = Norm(norm, 0.1, use_bias)
-    params = module.init(jax.random.key(0), x)["params"]
+    params = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
     biased = norm == "layer" and use_bias
     assert leaf_shapes(params) == {"scale": (12,)} | ({"bias": (12,)} if biased else {})
     params = {name: rng.standard_normal(12, np.float32) for name in params}
@@ -105,7 +105,8 @@ def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_e
     params = random_params(module, x)
     dropout_rng = DropoutRng.create(jax.random.key(1), np.array([4, 2]))
     hidden = np.maximum(x @ params["up"]["kernel"] + params["up"]["bias"], 0)
-    hidden = hidden * np.asarray(dropout_rng.keep_mask("hidden", hidden.shape, 0.25)) / 0.75
+    kept = jax.jit(lambda: dropout_rng.keep_mask("hidden", hidden.shape, 0.25))()
+    hidden = hidden * np.asarray(kept) / 0.75
     expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
     assert_equal(apply(module, params, x, dropout_rng), expected)
 
@@ -149,24 +150,33 @@ TWINS = {
 def test_an_activation_and_its_derivative_are_those_of_jax(name, rng, assert_equal):
     x = 3.0 * rng.standard_normal((3, 7, 11), np.float32)
 
-    def both(function):
-        return jax.jit(jax.value_and_grad(lambda x: (function(x) * x).sum()))(x)
+    def of(function, x):
+        return function(x), jax.grad(lambda x: (function(x) * x).sum())(x)
 
-    given, expected = both(layers.ACTIVATIONS[name]), both(TWINS[name])
-    assert_equal(given[0], expected[0])
-    assert_equal(given[1], expected[1])
-    assert_equal(layers.ACTIVATIONS[name](x), TWINS[name](x), 1e-6)
+    ours, theirs = jax.jit(lambda x: (of(layers.ACTIVATIONS[name], x), of(TWINS[name], x)))(x)
+    assert_equal(ours[0], theirs[0], 1e-6)
+    assert_equal(ours[1], theirs[1])
 
 
-@pytest.mark.parametrize(("features", "axis"), [(7, -1), ((3, 7), -1), ((7,), (-2, -1))])
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("features", "axis", "bias"),
+    [(7, -1, False), ((3, 7), -1, True), ((7,), (-2, -1), False), (7, (-2, -1), True)],
+)
 def test_a_dense_layer_has_the_parameters_and_the_output_of_flax(
     features, axis, bias, x, random_params, assert_equal
 ):
     ours = Dense(features, axis=axis, bias=bias)
     flax = nn.DenseGeneral(features, axis=axis, use_bias=bias)
     x = x.reshape(2, 5, 3, 4)
-    first, second = (layer.init(jax.random.key(0), x) for layer in (ours, flax))
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, first, second))
     params = random_params(ours, x)
-    assert_equal(ours.apply({"params": params}, x), flax.apply({"params": params}, x))
+
+    @jax.jit
+    def both(params, x):
+        return [
+            (layer.init(jax.random.key(0), x), layer.apply({"params": params}, x))
+            for layer in (ours, flax)
+        ]
+
+    (first, out), (second, expected) = both(params, x)
+    assert jax.tree.all(jax.tree.map(np.array_equal, first, second))
+    assert_equal(out, expected)

@@ -8,20 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import (
-    BERT_BASE,
-    GPT2,
-    TRANSFORMER_BASE,
-    TRANSFORMER_BIG,
-    AttentionOptions,
-    EmbeddingOptions,
-    EncoderOptions,
-    FeedForwardOptions,
-    Learned,
-    NormOptions,
-    Relative,
-    TransformerConfig,
-)
+import jaxformer as jf
 from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
@@ -31,7 +18,7 @@ from jaxformer.ops.dropout import DropoutRng
 
 B, S, T, V = 2, 5, 7, 17
 
-TINY = TransformerConfig(
+TINY = jf.TransformerConfig(
     vocab_size=V,
     d_model=12,
     d_ff=13,
@@ -51,45 +38,43 @@ def parameters(model: Any, inputs: int) -> Any:
     return jax.eval_shape(model.init, jax.random.key(0), *[ids(B, 3)] * inputs)["params"]
 
 
-def count(model: Any, inputs: int) -> int:
-    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(parameters(model, inputs)))
+def count(params: Any) -> int:
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params))
 
 
 # Sizes.
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "expected"),
+    ("family", "config", "expected"),
     [
-        (EncoderDecoder(TRANSFORMER_BASE), 2, 63_082_496),
-        (EncoderDecoder(TRANSFORMER_BIG), 2, 214_245_376),
-        (DecoderOnly(GPT2), 1, 124_439_808),
-        (EncoderOnly(BERT_BASE), 1, 109_482_240),
+        (EncoderDecoder, jf.TRANSFORMER_BASE, 63_082_496),
+        (EncoderDecoder, jf.TRANSFORMER_BIG, 214_245_376),
+        (EncoderOnly, jf.BERT_BASE, 109_482_240),
     ],
-    ids=["base", "big", "gpt2", "bert"],
+    ids=["base", "big", "bert"],
 )
-def test_the_named_sizes_have_exactly_as_many_parameters(model, inputs, expected):
-    assert count(model, inputs) == expected
+def test_the_named_sizes_have_exactly_as_many_parameters(family, config, expected):
+    # A loop over layers has the parameters of all layers and is traced once.
+    model = family(replace(config, scan_layers=True))
+    assert count(parameters(model, 2 if family is EncoderDecoder else 1)) == expected
 
 
 @pytest.mark.parametrize(
     ("row", "changes", "millions"),
     [
-        ("A1", {"num_heads": 1, "head_dim": 512}, 65),
         ("A32", {"num_heads": 32, "head_dim": 16}, 65),
         ("B16", {"head_dim": 16, "value_head_dim": 64}, 58),
         ("C2", {"num_encoder_layers": 2, "num_decoder_layers": 2}, 36),
         ("C256", {"d_model": 256, "head_dim": 32}, 28),
-        ("C1024", {"d_model": 1024, "head_dim": 128}, 168),
         ("C1024 ff", {"d_ff": 1024}, 53),
-        ("D0", {"dropout_rate": 0.0}, 65),
-        ("E", {"positions": Learned()}, 65),
+        ("E", {"positions": jf.Learned()}, 65),
     ],
 )
 def test_rows_of_table_3_are_changes_of_the_base_model(row, changes, millions):
     # Every size the paper prints is that of 41,000 embedding rows ("about 37000" in section 5.1).
-    config = replace(TRANSFORMER_BASE, vocab_size=41_000, scan_layers=True, **changes)
-    assert abs(count(EncoderDecoder(config), 2) / 1e6 - millions) < 0.7, row
+    config = replace(jf.TRANSFORMER_BASE, vocab_size=41_000, scan_layers=True, **changes)
+    assert abs(count(parameters(EncoderDecoder(config), 2)) / 1e6 - millions) < 0.7, row
 
 
 # Names.
@@ -125,8 +110,10 @@ def test_the_names_of_the_parameters_stay(leaf_shapes):
     assert leaf_shapes(parameters(model, 2)) == expected
 
 
-def test_the_names_of_a_gpt_s_parameters_stay(leaf_shapes):
-    shapes = leaf_shapes(parameters(DecoderOnly(GPT2), 1))
+def test_the_names_and_the_number_of_gpt2_s_parameters_stay(leaf_shapes):
+    params = parameters(DecoderOnly(jf.GPT2), 1)
+    assert count(params) == 124_439_808
+    shapes = leaf_shapes(params)
     assert shapes["decoder/blocks_3/attention/query/kernel"] == (768, 12, 64)
     assert shapes["decoder/positions/table"] == (1024, 768)
     assert shapes["decoder/final_norm/scale"] == (768,)
@@ -144,7 +131,7 @@ def test_the_names_of_a_gpt_s_parameters_stay(leaf_shapes):
 def test_tying_leaves_out_what_is_shared(tied, more, leaf_shapes):
     one = "source_embedding/table" in more
     config = replace(
-        TINY, embeddings=EmbeddingOptions(tied=tied), source_vocab_size=19 if one else None
+        TINY, embeddings=jf.EmbeddingOptions(tied=tied), source_vocab_size=19 if one else None
     )
     shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
     outside = {name: shape for name, shape in shapes.items() if "blocks" not in name}
@@ -155,7 +142,7 @@ def test_tying_leaves_out_what_is_shared(tied, more, leaf_shapes):
 
 
 def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_shapes):
-    config = replace(TINY, positions=Relative(), num_decoder_layers=2)
+    config = replace(TINY, positions=jf.Relative(), num_decoder_layers=2)
     shapes = leaf_shapes(parameters(EncoderDecoder(config), 2))
     tables = {name: shape for name, shape in shapes.items() if "relative" in name}
     assert tables == {
@@ -165,7 +152,7 @@ def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_
 
 
 def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
-    sizes = {"num_heads": 3, "encoder": EncoderOptions(num_heads=2, d_ff=19)}
+    sizes = {"num_heads": 3, "encoder": jf.EncoderOptions(num_heads=2, d_ff=19)}
     model = EncoderDecoder(replace(TINY, d_model=12, d_ff=17, head_dim=None, **sizes))
     tokens = np.zeros((B, T), int)
     shapes = leaf_shapes(jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"])
@@ -277,8 +264,8 @@ def sentences(random_params) -> Sentences:
         replace(
             TINY,
             dropout_rate=0.1,
-            attention=AttentionOptions(dropout_rate=0.3),
-            feed_forward=FeedForwardOptions(dropout_rate=0.2),
+            attention=jf.AttentionOptions(dropout_rate=0.3),
+            feed_forward=jf.FeedForwardOptions(dropout_rate=0.2),
         )
     )
     source, target = rng.integers(0, V, (B, S)), rng.integers(0, V, (B, T))
@@ -324,8 +311,8 @@ def test_dropout_acts_where_the_paper_says(sentences, assert_equal):
 def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(random_params, assert_equal):
     config = replace(
         TINY,
-        norm=NormOptions("rms", placement="pre"),
-        feed_forward=FeedForwardOptions("silu", gated=True),
+        norm=jf.NormOptions("rms", placement="pre"),
+        feed_forward=jf.FeedForwardOptions("silu", gated=True),
     )
     low, ids = replace(config, dtype="bfloat16"), np.arange(B * T).reshape(B, T) % V
     params = random_params(EncoderDecoder(low), ids, ids)
@@ -338,7 +325,7 @@ def test_a_bfloat16_model_keeps_float32_parameters_and_stays_near(random_params,
 
 def test_a_decoding_step_computes_nothing_twice():
     """The source's keys and values are not projected again at every step for every beam."""
-    model = EncoderDecoder(TRANSFORMER_BASE)
+    model = EncoderDecoder(replace(jf.TRANSFORMER_BASE, num_encoder_layers=1, num_decoder_layers=1))
     batch, width = 2, 4
     params = parameters(model, 2)
 
@@ -352,7 +339,7 @@ def test_a_decoding_step_computes_nothing_twice():
     valid = jax.ShapeDtypeStruct((batch, 256), bool)
     cache = jax.eval_shape(start, params, ids(batch, 256), valid)
     work = jax.jit(step).lower(params, ids(batch, width, 1), cache).cost_analysis()
-    assert work["flops"] / (batch * width) < 120e6
+    assert work["flops"] / (batch * width) < 52e6  # 48: the vocabulary's 38 and a layer's 10
 
 
 # What is refused.
@@ -368,7 +355,7 @@ def fitted(family, random_params, **changes):
 @pytest.mark.parametrize("family", [DecoderOnly, MaskedLanguageModel])
 def test_a_dropout_key_in_rngs_is_refused_instead_of_ignored(family, random_params):
     model, params, inputs = fitted(
-        family, random_params, attention=AttentionOptions(dropout_rate=0.1)
+        family, random_params, attention=jf.AttentionOptions(dropout_rate=0.1)
     )
     rngs = {"dropout": jax.random.key(0)}
     jax.eval_shape(model.init, {"params": jax.random.key(1), **rngs}, *inputs)
@@ -377,7 +364,7 @@ def test_a_dropout_key_in_rngs_is_refused_instead_of_ignored(family, random_para
     dropout_rng = DropoutRng.create(jax.random.key(0), np.arange(B))
     given = partial(model.apply, dropout_rng=dropout_rng, rngs=rngs)
     without = model.clone(
-        config=replace(model.config, attention=AttentionOptions(dropout_rate=0.0))
+        config=replace(model.config, attention=jf.AttentionOptions(dropout_rate=0.0))
     )
     for accepted in (given, partial(without.apply, rngs=rngs)):
         jax.eval_shape(accepted, {"params": params}, *inputs)
@@ -385,13 +372,18 @@ def test_a_dropout_key_in_rngs_is_refused_instead_of_ignored(family, random_para
 
 @pytest.mark.parametrize(("family", "wrong"), [(EncoderDecoder, V), (MaskedLanguageModel, -1)])
 def test_an_id_outside_the_vocabulary_is_refused_unless_traced(family, wrong, random_params):
-    model, params, inputs = fitted(family, random_params)
-    for number in range(len(inputs)):
-        given = [leaf.copy() for leaf in inputs]
-        given[number][1, 3] = wrong
-        with pytest.raises(ValueError, match=f"id {wrong} was given .* vocab_size=17: give ids"):
-            model.apply({"params": params}, *given)
-        jax.jit(model.apply)({"params": params}, *given)
+    model, params, (first, *others) = fitted(family, random_params)
+    first[1, 3] = wrong
+    with pytest.raises(ValueError, match=f"id {wrong} was given .* vocab_size=17: give ids"):
+        model.apply({"params": params}, first, *others)
+    jax.eval_shape(model.apply, {"params": params}, first, *others)
+
+
+def test_a_target_outside_the_vocabulary_is_refused(random_params):
+    model, params, (_, target) = fitted(EncoderDecoder, random_params)
+    with pytest.raises(ValueError, match="id 17 was given .* vocab_size=17: give ids"):
+        bound = model.bind({"params": params})
+        bound.embed(bound.embedding, target + 4, None)
 
 
 def test_parameters_without_their_collection_are_refused_with_what_to_write(random_params):
@@ -407,11 +399,11 @@ def test_the_name_of_an_attention_function_is_refused():
         parameters(DecoderOnly(TINY, "cudnn"), 1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
 def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_params, assert_equal):
     config = replace(TINY, num_encoder_layers=2, num_decoder_layers=2, dropout_rate=0.3)
-    config = replace(config, max_len=64, d_ff=48, feed_forward=FeedForwardOptions("gelu"))
+    config = replace(config, max_len=64, d_ff=48, feed_forward=jf.FeedForwardOptions("gelu"))
     inputs = [np.arange(B * 64).reshape(B, 64) % V] * (2 if family is EncoderDecoder else 1)
     params = random_params(family(config), *inputs)
     dropout_rng = DropoutRng.create(jax.random.key(5), jnp.arange(B))
@@ -433,11 +425,13 @@ def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_pa
 
 
 def test_gpt2_starts_with_small_residual_projections():
-    config = replace(GPT2, vocab_size=V, d_model=60, num_heads=3, d_ff=240, num_decoder_layers=2)
-    params = jax.jit(DecoderOnly(config).init)(jax.random.key(0), np.zeros((B, T), int))["params"]
-    block = params["decoder"]["blocks_1"]
-    deviations = {
-        name: float(block[name[0]][name[1]]["kernel"].std())
-        for name in (("attention", "out"), ("feed_forward", "down"), ("feed_forward", "up"))
-    }
-    assert list(deviations.values()) == pytest.approx([0.01, 0.01, 0.02], rel=0.05)
+    config = replace(jf.GPT2, vocab_size=V, d_model=60, num_heads=3, d_ff=240, num_decoder_layers=2)
+    places = ("attention", "out"), ("feed_forward", "down"), ("feed_forward", "up")
+
+    @jax.jit  # compiles the initializers of three matrices alone
+    def deviations():
+        params = DecoderOnly(config).init(jax.random.key(0), np.zeros((B, T), int))["params"]
+        block = params["decoder"]["blocks_1"]
+        return [block[part][name]["kernel"].std() for part, name in places]
+
+    np.testing.assert_allclose(deviations(), [0.01, 0.01, 0.02], rtol=0.05)

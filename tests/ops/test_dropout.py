@@ -89,7 +89,7 @@ def test_a_longer_or_wider_array_repeats_the_mask(masks):
 
 def test_a_part_of_the_mask_is_computed_from_where_it_starts():
     dropout_rng = jax.tree.map(jax.numpy.asarray, DropoutRng(KEY_DATA, EXAMPLE_IDS[:2]))
-    whole = np.asarray(dropout_rng.keep_mask("a", (2, 3, 11, 13), 0.4))
+    whole = np.asarray(jax.jit(lambda: dropout_rng.keep_mask("a", (2, 3, 11, 13), 0.4))())
     part = jax.jit(lambda *start: dropout_rng.keep_mask("a", (2, 2, 5, 7), 0.4, start=start))
     for head, query, key in [(0, 0, 0), (1, 6, 6), (0, 3, 1)]:
         expected = whole[:, head : head + 2, query : query + 5, key : key + 7]
@@ -106,9 +106,14 @@ def test_the_mask_of_attention_weights_differs_from_head_to_head():
 def test_what_is_kept_is_scaled_so_that_the_mean_stays():
     dropout_rng = DropoutRng.create(jax.random.key(3), np.arange(2))
     x = np.full((2, 61, 127), 3.0, np.float32)
-    y = np.asarray(jax.jit(lambda x: Dropout(dropout_rng, "a", 0.25)(x))(x))
+
+    @jax.jit
+    def both(x):
+        return Dropout(dropout_rng, "a", 0.25)(x), dropout_rng.keep_mask("a", x.shape, 0.25)
+
+    y, kept = map(np.asarray, both(x))
     assert set(np.unique(y)) == {0.0, 4.0}
-    assert np.array_equal(y != 0, dropout_rng.keep_mask("a", x.shape, 0.25))
+    assert np.array_equal(y != 0, kept)
 
 
 def test_without_a_rng_or_a_rate_nothing_changes(rng):

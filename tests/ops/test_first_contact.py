@@ -16,12 +16,10 @@ CALL = AttentionSpec(
     batch=64, queries=37, keys=37, heads=12, kv_heads=6, key_size=8, value_size=8, dtype="float32"
 )
 KINDS = {
-    "causal window": {"causal": True, "window": 19},
-    "segments": {"segments": True, "causal": True},
+    "segments in a window": {"segments": True, "causal": True, "window": 19},
     "padding and dropout": {"padding_mask": True, "dropout": 0.2},
-    "soft cap and bias": {"softcap": 3.0, "bias": True},
+    "bfloat16, soft cap and bias": {"dtype": "bfloat16", "softcap": 3.0, "bias": True},
     "explicit, cached": {"explicit": True, "offset": None, "keys": 53},
-    "bfloat16": {"dtype": "bfloat16", "causal": True},
 }
 
 

@@ -62,13 +62,13 @@ def marian(torch, text, tmp_path_factory):
     return load_run(run), folder, converted
 
 
-@pytest.fixture(scope="module")
-def expected(marian):
-    loaded, *_ = marian
-    return jf.translate(loaded, LINES, loaded.config.search, details=True)
+def lists(loaded, **changes):
+    """The translations of each line that the run's own search finds, and their scores."""
+    return jf.translate(loaded, LINES, replace(loaded.config.search, **changes), details=True)
 
 
-def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(marian, expected):
+@pytest.mark.parametrize("length_penalty", [1.0, 0.6])
+def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(length_penalty, marian):
     import ctranslate2
     import transformers
 
@@ -79,10 +79,11 @@ def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(maria
         [tokenizer.convert_ids_to_tokens(tokenizer(line).input_ids) for line in LINES],
         beam_size=4,
         num_hypotheses=4,
-        length_penalty=1.0,
+        length_penalty=length_penalty,
         max_decoding_length=loaded.config.search.max_new_tokens,
         return_scores=True,
     )
+    expected = lists(loaded, length_penalty=length_penalty)
     for one, found in zip(said, expected, strict=True):
         rows = [tokenizer.convert_tokens_to_ids(words) for words in one.hypotheses]
         assert [tokenizer.decode(row) for row in rows] == [each.text for each in found]
@@ -90,10 +91,10 @@ def test_the_converter_takes_the_folder_unchanged_and_finds_the_same_lists(maria
     assert len({each.text for found in expected for each in found}) > 9
 
 
-def test_transformers_finds_the_same_lists(marian, expected):
+def test_transformers_finds_the_same_lists(marian):
     import transformers
 
-    _, folder, *_ = marian
+    loaded, folder, _ = marian
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder).eval()
     inputs = tokenizer(LINES, return_tensors="pt", padding=True)
@@ -104,6 +105,7 @@ def test_transformers_finds_the_same_lists(marian, expected):
         return_dict_in_generate=True,
         output_scores=True,
     )
+    expected = lists(loaded)
     texts = tokenizer.batch_decode(said.sequences, skip_special_tokens=True)
     assert texts == [each.text for found in expected for each in found]
     scores = [each.score for found in expected for each in found]

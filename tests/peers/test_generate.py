@@ -1,10 +1,10 @@
 """`generate` of `transformers`, greedy and by beams, writes the tokens that ours writes."""
 
-import itertools
 import json
 import shutil
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -17,44 +17,11 @@ from jaxformer.decoding import SearchConfig
 from jaxformer.pipelines import make_step_fn, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text.tokenizers import train_bpe
+from tests.peers.pairs import MARIAN, SIZES, V, build
 
 pytestmark = pytest.mark.peer
-B, S, V, LONGEST = 5, 6, 13, 9
+B, S, LONGEST = 5, 6, 9
 LINES = ["a cat sat", "the dog and the cat", "dogs", "a mat on which the cat sat"]
-QUICK = {"xla_backend_optimization_level": 0}
-T5 = {
-    "vocab_size": V,
-    "d_model": 12,
-    "d_kv": 4,
-    "d_ff": 16,
-    "num_layers": 1,
-    "num_heads": 2,
-    "relative_attention_num_buckets": 6,
-    "relative_attention_max_distance": 8,
-    "decoder_start_token_id": 0,
-    "tie_word_embeddings": False,
-}
-MARIAN = {
-    "vocab_size": V,
-    "d_model": 12,
-    "encoder_layers": 1,
-    "decoder_layers": 1,
-    "encoder_attention_heads": 2,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 16,
-    "decoder_ffn_dim": 16,
-    "max_position_embeddings": 16,
-    "activation_function": "swish",
-    "scale_embedding": True,
-    "pad_token_id": V - 1,
-    "decoder_start_token_id": V - 1,
-    "eos_token_id": 0,
-    "forced_eos_token_id": 0,
-}
-MBART = {key: value for key, value in MARIAN.items() if key != "scale_embedding"}
-M2M100 = MARIAN | {"pad_token_id": 1, "decoder_start_token_id": 2}
-M2M100 |= {"eos_token_id": 2, "forced_eos_token_id": 2}
-SIZES = {"Marian": MARIAN, "MBart": MBART, "M2M100": M2M100, "T5": T5, "MT5": T5}
 DECODER = {"vocab_size": V, "eos_token_id": 1, "pad_token_id": 0, "hidden_size": 12}
 DECODER |= {"num_attention_heads": 2, "num_hidden_layers": 2, "max_position_embeddings": 20}
 LLAMA = DECODER | {"intermediate_size": 17, "num_key_value_heads": 1, "head_dim": 6}
@@ -110,17 +77,13 @@ ASKED = {
         {"num_beams": 1, "eos_token_id": [1, 4, 6], "no_repeat_ngram_size": 3},
     ),
     "t5, several ends": ("T5", {"num_beams": 4, "eos_token_id": [1, 4], "min_length": 3}),
-    "t5, penalised": ("T5", {"num_beams": 4, "repetition_penalty": 0.8, "min_new_tokens": 2}),
     "t5, to the end": ("T5", {"num_beams": 3, "early_stopping": "never", "length_penalty": 1.5}),
-    "mbart, greedy": ("MBart", {"num_beams": 1, "forced_bos_token_id": 4}),
     "mbart": ("MBart", {"num_beams": 4, "forced_bos_token_id": 4}),
-    "m2m_100, greedy": ("M2M100", {"num_beams": 1}),
     "m2m_100": (
         "M2M100",
         {"num_beams": 4, "forced_bos_token_id": 5, "forced_eos_token_id": 2},
     ),
-    "mt5, greedy": ("MT5", {"num_beams": 1}),
-    "mt5": ("MT5", {"num_beams": 4, "min_new_tokens": 2}),
+    "mt5": ("MT5", {"num_beams": 4, "repetition_penalty": 0.8, "min_new_tokens": 2}),
     "t5, short ones": ("T5", {"num_beams": 4, "length_penalty": -0.5}),
 }
 
@@ -142,45 +105,42 @@ def randomize(torch: Any, model: Any, seed: int, end: int) -> Any:
 
 
 @pytest.fixture(scope="module")
-def folders(torch, transformers, tmp_path_factory):
-    """Four models of each family, as folders."""
-    found = {}
-    for kind, sizes in SIZES.items():
-        config = getattr(transformers, f"{kind}Config")(**sizes)
-        ending = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
-        make = getattr(transformers, kind + ending)
-        for seed in range(4):
-            model = make(config)
-            if kind in ("T5", "MT5"):
-                model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.clone())
-            randomize(torch, model, seed, config.eos_token_id)
-            if kind == "Marian":
-                model.generation_config.bad_words_ids = [[V - 1]]
-            found[kind, seed] = tmp_path_factory.mktemp("folder")
-            model.save_pretrained(found[kind, seed])
-            path = found[kind, seed] / "config.json"
-            path.write_text(json.dumps(json.loads(path.read_text()) | UNUSED))
-    return found
+def folder_of(torch, transformers, tmp_path_factory):
+    """folder_of("T5", 3) -> the folder of the fourth model of that family."""
+
+    @cache
+    def make(kind: str, seed: int) -> Path:
+        model = build(torch, transformers, kind)
+        randomize(torch, model, seed, model.config.eos_token_id)
+        if kind == "Marian":
+            model.generation_config.bad_words_ids = [[V - 1]]
+        folder = tmp_path_factory.mktemp("folder")
+        model.save_pretrained(folder)
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | UNUSED))
+        return folder
+
+    return make
 
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_a_translation_has_their_tokens_and_their_score(
-    asked, torch, transformers, folders, assert_equal
+    asked, torch, transformers, folder_of, assert_equal
 ):
-    """Four models translate ragged sources; some texts end, others are as long as they may be."""
+    """Two models translate ragged sources; some texts end, others are as long as they may be."""
     kind, changes = ASKED[asked]
-    places = [folders[kind, seed] for seed in range(4)]
-    assert same_translations(torch, transformers, places, changes, assert_equal) > 4
+    folders = [folder_of(kind, seed) for seed in range(2)]
+    assert same_translations(torch, transformers, folders, changes, assert_equal) > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(300))
 def test_drawn_settings_give_their_translations(
-    number, torch, transformers, folders, tmp_path, assert_equal
+    number, torch, transformers, folder_of, tmp_path, assert_equal
 ):
     """300 draws of all settings together, each with one model."""
     kind, seed, changes = drawn(number)
-    folder = shutil.copytree(folders[kind, seed], tmp_path / "folder")  # settings are kept in it
+    folder = shutil.copytree(folder_of(kind, seed), tmp_path / "folder")  # settings are kept in it
     same_translations(torch, transformers, [folder], changes, assert_equal)
     jax.clear_caches()  # a process with the programs of all draws would crash
 
@@ -296,7 +256,7 @@ def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
     assert len(set(expected)) == len(LINES)
 
 
-@partial(jax.jit, static_argnums=(0, 3), compiler_options=QUICK)
+@partial(jax.jit, static_argnums=(0, 3))
 def search(model, params, prompts, settings):
     """The results of beam search after `prompts`."""
     cache = model.apply({"params": params}, B, max_length=4 + LONGEST, method="init_cache")
@@ -313,34 +273,35 @@ def search(model, params, prompts, settings):
 
 @pytest.mark.parametrize("kind", DECODERS)
 def test_a_decoder_goes_on_as_theirs_does(kind, torch, transformers, tmp_path):
-    """After 20 prompts, greedily and with 4 beams."""
+    """After 10 prompts, greedily and with 4 beams."""
     sizes = {"eos_token_id": 1, "pad_token_id": 0, **DECODERS[kind]}
     config = getattr(transformers, f"{kind}Config")(**sizes)
     make = getattr(transformers, kind + ("LMHeadModel" if kind == "GPT2" else "ForCausalLM"))
-    for seed, width in itertools.product(range(4), (1, 4)):
+    for seed in range(2):
         theirs = randomize(torch, make(config), seed, 1)
-        theirs.save_pretrained(tmp_path / f"{seed}-{width}")
-        loaded = load_pretrained(tmp_path / f"{seed}-{width}")
+        theirs.save_pretrained(tmp_path / str(seed))
+        loaded = load_pretrained(tmp_path / str(seed))
         prompts = np.random.default_rng(seed).integers(2, V, (B, 4))
-        said = theirs.generate(
-            torch.tensor(prompts),
-            attention_mask=torch.ones(B, 4),
-            max_new_tokens=LONGEST,
-            num_beams=width,
-            num_return_sequences=width,
-            do_sample=False,
-        )
-        settings = SearchConfig(
-            beam_size=width,
-            length_penalty=1.0,
-            length_penalty_kind="power",
-            early_stopping="heuristic",
-            at_max_length="cut",
-            extra_candidates=1,
-            max_new_tokens=LONGEST,
-            eos=(1,),
-        )
-        expected = filled(said.numpy()[:, 4:].reshape(B, width, -1), 1, 0)
-        found = search(loaded.model, loaded.params, jnp.asarray(prompts), settings)
-        given = filled(np.asarray(found.tokens), 1, 0)
-        assert np.array_equal(given[..., : expected.shape[-1]], expected)
+        for width in (1, 4):
+            said = theirs.generate(
+                torch.tensor(prompts),
+                attention_mask=torch.ones(B, 4),
+                max_new_tokens=LONGEST,
+                num_beams=width,
+                num_return_sequences=width,
+                do_sample=False,
+            )
+            settings = SearchConfig(
+                beam_size=width,
+                length_penalty=1.0,
+                length_penalty_kind="power",
+                early_stopping="heuristic",
+                at_max_length="cut",
+                extra_candidates=1,
+                max_new_tokens=LONGEST,
+                eos=(1,),
+            )
+            expected = filled(said.numpy()[:, 4:].reshape(B, width, -1), 1, 0)
+            found = search(loaded.model, loaded.params, jnp.asarray(prompts), settings)
+            given = filled(np.asarray(found.tokens), 1, 0)
+            assert np.array_equal(given[..., : expected.shape[-1]], expected)

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
@@ -20,17 +19,14 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.blocks import Block
-from jaxformer.nn.heads import SpanPredictor
-from jaxformer.nn.inspection import tapping
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.nn.stack import Stack
 from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import canonical_names
 from jaxformer.pretrained.model_specs import spec_of
 from jaxformer.pretrained.weight_map import to_hf
 from jaxformer.text import tokenizers
+from tests.peers.pairs import weigh_ours, weigh_theirs
 
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="needs the extra peers")
 pytestmark = pytest.mark.peer
@@ -66,63 +62,41 @@ NEOX |= {"hidden_size": 24}
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 HALF["rope_parameters"] |= {"partial_rotary_factor": 0.5}
 
-# Of the switches of a family, any two stand together in each of their four positions.
+# Each kind of head, and each switch of a family in each of its positions.
 CASES = [
     ("GPT2LMHeadModel", {}),
-    ("GPT2LMHeadModel", {"n_layer": 1}),
-    ("GPT2LMHeadModel", {"activation_function": "gelu", "tie_word_embeddings": False}),
     ("GPT2LMHeadModel", {"activation_function": "relu", "n_inner": 17, "n_layer": 1}),
-    ("GPT2LMHeadModel", {"tie_word_embeddings": False, "n_inner": 17, "layer_norm_epsilon": 1e-2}),
-    (
-        "GPT2LMHeadModel",
-        {"tie_word_embeddings": False, "n_layer": 1, "activation_function": "silu"},
-    ),
-    ("GPT2LMHeadModel", {"layer_norm_epsilon": 1e-2, "n_layer": 1, "activation_function": "gelu"}),
-    ("GPT2Model", {"n_inner": 17, "tie_word_embeddings": False}),
-    ("GPT2ForSequenceClassification", {"num_labels": 3}),
+    ("GPT2LMHeadModel", {"tie_word_embeddings": False, "layer_norm_epsilon": 1e-2}),
+    ("GPT2Model", {"n_inner": 17, "activation_function": "gelu"}),
+    ("GPT2ForSequenceClassification", {"num_labels": 3, "activation_function": "silu"}),
     ("BertModel", {}),
-    ("BertModel", {"type_vocab_size": 3, "hidden_act": "relu", "layer_norm_eps": 1e-2}),
-    ("BertForMaskedLM", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2}),
-    ("BertForMaskedLM", {"num_hidden_layers": 1, "type_vocab_size": 3}),
-    ("BertForPreTraining", {"hidden_act": "silu", "num_hidden_layers": 1}),
-    ("BertForPreTraining", {"type_vocab_size": 3, "layer_norm_eps": 1e-2}),
+    ("BertForMaskedLM", {"hidden_act": "gelu_new", "layer_norm_eps": 1e-2, **SHALLOW}),
+    ("BertForPreTraining", {"hidden_act": "silu", "type_vocab_size": 3}),
     ("BertForSequenceClassification", {"num_labels": 3, "type_vocab_size": 1}),
-    ("BertForSequenceClassification", {"num_hidden_layers": 1, "layer_norm_eps": 1e-2}),
+    ("BertForTokenClassification", {"num_labels": 3, **RELU}),
+    ("BertForQuestionAnswering", {"type_vocab_size": 3, "layer_norm_eps": 1e-2}),
     ("DistilBertModel", {"activation": "relu", "sinusoidal_pos_embds": True}),
     ("DistilBertForMaskedLM", {}),
-    ("DistilBertForMaskedLM", {"n_layers": 1, "activation": "relu"}),
-    ("DistilBertForMaskedLM", {"n_layers": 1, "sinusoidal_pos_embds": True}),
     ("DistilBertForSequenceClassification", {"num_labels": 3}),
-    ("DistilBertForTokenClassification", {"num_labels": 3}),
+    ("DistilBertForTokenClassification", {"num_labels": 3, "n_layers": 1}),
     ("DistilBertForQuestionAnswering", {"activation": "relu"}),
-    ("BertForTokenClassification", {"num_labels": 3}),
-    ("BertForQuestionAnswering", {"type_vocab_size": 3}),
     ("LlamaForCausalLM", {}),
     ("LlamaForCausalLM", {**GROUPED, **WIDE, **UP, **TIED, **RELU, **EPS, **SHALLOW, **ROPE}),
     ("LlamaForCausalLM", {**GROUPED, **BIASED, **UP, **RELU, **SHALLOW}),
     ("LlamaForCausalLM", {**WIDE, **BIASED, **TIED, **RELU, **EPS, **ROPE}),
-    ("LlamaForCausalLM", {**GROUPED, **BIASED, **UP, **EPS, **ROPE}),
-    ("LlamaForCausalLM", {**GROUPED, **WIDE, **TIED, **SHALLOW}),
-    ("LlamaForCausalLM", {**BIASED, **UP, **TIED, **RELU, **EPS, **SHALLOW}),
-    ("LlamaForCausalLM", {**GROUPED, **WIDE, **BIASED, **RELU, **ROPE}),
-    ("LlamaModel", {"num_key_value_heads": 1}),
-    ("LlamaForSequenceClassification", {"num_labels": 3, "attention_bias": True}),
+    ("LlamaModel", GROUPED),
+    ("LlamaForSequenceClassification", {"num_labels": 3, **BIASED, **WIDE}),
     ("LlamaForCausalLM", {**LLAMA3, "head_dim": 8}),
     ("LlamaForCausalLM", {**LINEAR, **GROUPED}),
     ("LlamaForCausalLM", {"rope_parameters": YARN, "head_dim": 8}),
     ("LlamaForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.5}, **WIDE}),
-    ("MistralForCausalLM", {"sliding_window": 3}),
-    ("MistralForCausalLM", {"sliding_window": 5, **GROUPED, **WIDE, **TIED, **LLAMA3}),
-    ("MistralModel", {"sliding_window": 2}),
-    ("Qwen2ForCausalLM", {}),
+    ("MistralForCausalLM", {"sliding_window": 3, **TIED}),
+    ("MistralModel", {"sliding_window": 5, **GROUPED, **WIDE, **LLAMA3}),
     ("Qwen2ForCausalLM", {**GROUPED, **TIED, **ROPE}),
     ("Qwen2ForSequenceClassification", {"num_labels": 3}),
-    ("Qwen3ForCausalLM", WIDE),
     ("Qwen3ForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **EPS, **TIED}),
     ("GemmaForCausalLM", WIDE),
-    ("GemmaForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **RELU, "hidden_act": "gelu"}),
-    ("GemmaModel", {"head_dim": 4, **RELU, **EPS}),
-    ("Gemma2ForCausalLM", {**WIDE, "sliding_window": 3}),
+    ("GemmaModel", {"head_dim": 4, **GROUPED, **BIASED, **RELU, **EPS}),
     (
         "Gemma2ForCausalLM",
         {**GROUPED, "head_dim": 4, "sliding_window": 2, "query_pre_attn_scalar": 24, **CAPS},
@@ -137,17 +111,13 @@ CASES = [
     ("RobertaForSequenceClassification", {"num_labels": 3}),
     ("RobertaForTokenClassification", {"num_labels": 3}),
     ("XLMRobertaForQuestionAnswering", {}),
-    ("XLMRobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
-    ("XLMRobertaForSequenceClassification", {"type_vocab_size": 1}),
-    ("GPTNeoXForCausalLM", {}),
     ("GPTNeoXForCausalLM", {**HALF, "use_parallel_residual": False, "hidden_act": "gelu_fast"}),
     ("GPTNeoXForCausalLM", {**TIED, **SHALLOW, "rope_parameters": YARN, "layer_norm_eps": 1e-2}),
-    ("GPTNeoXModel", HALF),
+    ("GPTNeoXModel", {}),
     ("GPTNeoXForSequenceClassification", {"num_labels": 3}),
-    ("OPTForCausalLM", {}),
     ("OPTForCausalLM", {"do_layer_norm_before": False, "activation_function": "gelu"}),
-    ("OPTForCausalLM", {"tie_word_embeddings": False, "num_hidden_layers": 1}),
-    ("OPTModel", {"activation_function": "gelu"}),
+    ("OPTForCausalLM", {"tie_word_embeddings": False, **SHALLOW}),
+    ("OPTModel", {}),
     ("OPTForSequenceClassification", {"num_labels": 3}),
 ]
 SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "roberta": BERT}
@@ -229,29 +199,10 @@ def pair(request, torch, make, tmp_path_factory):
     ours = load_pretrained(folder)
     theirs_in, ours_in = inputs_of(torch, theirs)
     expected = theirs(**theirs_in, output_hidden_states=True, output_attentions=True)
-    rng = np.random.default_rng(7)
-    shares = [rng.standard_normal(part.shape).astype(np.float32) for part in outputs(expected)]
-    parts = zip(outputs(expected), shares, strict=True)
-    sum((part * torch.tensor(share)).sum() for part, share in parts).backward()
-
-    def weigh(params):
-        with tapping():  # also of attention weights
-            found, state = ours.model.apply(
-                {"params": params},
-                *ours_in,
-                method=method_of(theirs),
-                mutable=["intermediates"],
-                capture_intermediates=lambda module, method: (
-                    isinstance(module, Block | Stack) and method == "__call__"
-                ),
-            )
-        found = jax.tree.leaves(found)
-        if isinstance(ours.model, SpanPredictor):
-            found = jnp.unstack(found[0], axis=1)  # of starts and of ends
-        weighed = (jnp.vdot(part, share) for part, share in zip(found, shares, strict=True))
-        return sum(weighed), (found, state)
-
-    grads, (found, state) = jax.jit(jax.grad(weigh, has_aux=True))(ours.params)
+    weights = weigh_theirs(torch, outputs(expected))
+    grads, found, state = weigh_ours(
+        ours.model, ours.params, weights, *ours_in, method=method_of(theirs)
+    )
     return Pair(theirs, ours, folder, theirs_in, expected, found, state, grads)
 
 

@@ -1,5 +1,7 @@
 """torch's own layers convert to ours and back. Run with `-m peer`; needs torch."""
 
+from functools import partial
+
 import jax
 import numpy as np
 import pytest
@@ -21,13 +23,16 @@ from jaxformer.ops.masks import AttentionMask
 pytestmark = pytest.mark.peer
 
 WIDTH, HEADS, HIDDEN = 20, 5, 28
-LENGTHS = (7, 4, 5)
-VALID = np.arange(7)[None, :] < np.array(LENGTHS)[:, None]
-MASKS = {
-    "none": AttentionMask(),
-    "causal": AttentionMask(causal=True),
-    "padding": AttentionMask(padding_mask=VALID),
-    "both": AttentionMask(causal=True, padding_mask=VALID),
+VALID = np.arange(7)[None, :] < np.array([[7], [4], [5]])
+FUTURE = np.triu(np.ones((7, 7), bool), 1)
+ADDED = np.random.default_rng(1).normal(size=(7, 7)).astype(np.float32)
+BOTH = AttentionMask(causal=True, padding_mask=VALID)
+MASKS = {  # ours and torch's, in which True forbids
+    "none": (AttentionMask(), {}),
+    "causal": (AttentionMask(causal=True), {"attn_mask": FUTURE}),
+    "padding": (AttentionMask(padding_mask=VALID), {"key_padding_mask": ~VALID}),
+    "both": (BOTH, {"attn_mask": FUTURE, "key_padding_mask": ~VALID}),
+    "numbers": (AttentionMask(), {"attn_mask": ADDED}),
 }
 
 
@@ -35,22 +40,8 @@ def vectors(seed, length=7, width=WIDTH):
     return np.random.default_rng(seed).normal(size=(3, length, width)).astype(np.float32)
 
 
-def randomized(torch, module):
-    """`module`, with no parameter left as torch starts it."""
-    torch.manual_seed(0)
-    for parameter in module.parameters():
-        torch.nn.init.normal_(parameter, std=0.3)
-    return module
-
-
 def state_of(module):
     return {name: tensor.numpy() for name, tensor in module.state_dict().items()}
-
-
-def theirs_of(torch, mask, length=7):
-    """A mask of ours as torch's (attn_mask, key_padding_mask), in which True forbids."""
-    future = torch.ones(length, length, dtype=torch.bool).triu(1) if mask.causal else None
-    return future, None if mask.padding_mask is None else torch.tensor(~VALID)
 
 
 def params_like(module, *args, method=None, **kwargs):
@@ -61,73 +52,58 @@ def params_like(module, *args, method=None, **kwargs):
     return variables["params"]
 
 
-def assert_back_and_forth(params, entries, state):
-    back = to_torch(params, entries)
-    assert back.keys() == state.keys()
-    assert all(np.array_equal(back[name], state[name]) for name in state)
+@pytest.fixture
+def converted(torch):
+    """The parameters for ours of a layer of torch, made random, which come back bit for bit."""
+
+    def convert(module, entries_of, ours, *args, **kwargs):
+        for parameter in module.parameters():
+            torch.nn.init.normal_(parameter, std=0.3)
+        state = state_of(module)
+        entries = entries_of(state)
+        params = to_jax(state, entries, params_like(ours, *args, **kwargs))
+        back = to_torch(params, entries)
+        assert back.keys() == state.keys()
+        assert all(np.array_equal(back[name], state[name]) for name in state)
+        return params
+
+    return convert
 
 
 @pytest.mark.parametrize("name", MASKS)
-@pytest.mark.parametrize("bias", [True, False])
-def test_multihead_attention_is_ours(torch, assert_equal, name, bias):
-    module = torch.nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=name != "both")
-    state = state_of(randomized(torch, module))
-    entries, model = (
-        multihead_attention(state),
-        MultiHeadAttention(HEADS, qkv_bias=bias, use_bias=bias),
-    )
-    x, mask = vectors(0), MASKS[name]
-    params = to_jax(state, entries, params_like(model, x))
-    assert_back_and_forth(params, entries, state)
-    future, padding = theirs_of(torch, mask)
-    given = torch.tensor(x if module.batch_first else x.swapaxes(0, 1))
-    expected, weights = module(
-        given,
-        given,
-        given,
-        attn_mask=future,
-        key_padding_mask=padding,
-        average_attn_weights=False,
-    )
+def test_multihead_attention_is_ours(torch, converted, assert_equal, name):
+    """Also where time comes first, without biases, and with numbers that are added to scores."""
+    mask, theirs = MASKS[name]
+    bias, batch_first = name not in ("causal", "both"), name != "both"
+    module = torch.nn.MultiheadAttention(WIDTH, HEADS, bias=bias, batch_first=batch_first)
+    model = MultiHeadAttention(HEADS, qkv_bias=bias, use_bias=bias)
+    x = vectors(0)
+    params = converted(module, multihead_attention, model, x)
+    given = torch.tensor(x if batch_first else x.swapaxes(0, 1))
+    theirs = {key: torch.tensor(value) for key, value in theirs.items()}
+    expected, weights = module(given, given, given, **theirs, average_attn_weights=False)
     expected = expected.detach().numpy()
-    expected = expected if module.batch_first else expected.swapaxes(0, 1)
 
     def attend(module, x):
-        return module(x, module.keys_values(x), mask)
+        added = ADDED[None, None] if name == "numbers" else None
+        return module(x, module.keys_values(x), mask, bias=added)
 
-    found, values = read_taps(model, params, x, names=["weights"], method=attend)
-    assert_equal(found, expected)
+    read = jax.jit(partial(read_taps, model, names=["weights"], method=attend))
+    found, values = read(params, x)
+    assert_equal(found, expected if batch_first else expected.swapaxes(0, 1))
     assert_equal(values["weights"], weights.detach())
 
 
-def test_a_float_mask_of_torch_is_our_bias(torch, assert_equal):
-    module = randomized(torch, torch.nn.MultiheadAttention(WIDTH, HEADS, batch_first=True))
-    state = state_of(module)
-    x, added, model = vectors(0), vectors(1, 7, 7)[0], MultiHeadAttention(HEADS)
-    params = to_jax(state, multihead_attention(state), params_like(model, x))
-    given = torch.tensor(x)
-    expected, _ = module(given, given, given, attn_mask=torch.tensor(added))
-
-    def attend(module, x):
-        return module(x, module.keys_values(x), AttentionMask(), bias=added[None, None])
-
-    found = model.apply({"params": params}, x, method=attend)
-    assert_equal(found, expected.detach())
-
-
-def test_keys_and_values_of_another_size_convert(torch, assert_equal):
+def test_keys_and_values_of_another_size_convert(torch, converted, assert_equal):
     module = torch.nn.MultiheadAttention(WIDTH, HEADS, kdim=13, vdim=13, batch_first=True)
-    state = state_of(randomized(torch, module))
     x, memory, model = vectors(0), vectors(1, 4, 13), MultiHeadAttention(HEADS, head_dim=4)
-    expected, _ = module(*map(torch.tensor, (x, memory, memory)))
 
     def attend(module, x):
         return module(x, module.keys_values(memory), AttentionMask())
 
-    entries = multihead_attention(state)
-    params = to_jax(state, entries, params_like(model, x, method=attend))
-    assert_back_and_forth(params, entries, state)
-    found = model.apply({"params": params}, x, method=attend)
+    params = converted(module, multihead_attention, model, x, method=attend)
+    expected, _ = module(*map(torch.tensor, (x, memory, memory)))
+    found = jax.jit(partial(model.apply, method=attend))({"params": params}, x)
     assert_equal(found, expected.detach())
 
 
@@ -148,78 +124,55 @@ def test_what_our_attention_lacks_is_refused(torch):
         to_jax(state | {"other": np.zeros(1)}, entries, like)
 
 
-@pytest.mark.parametrize("placement", ["pre", "post"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("name", ["none", "both"])
-def test_encoder_layer_is_our_block(torch, assert_equal, placement, bias, name):
+@pytest.mark.parametrize(("placement", "bias"), [("pre", True), ("pre", False), ("post", True)])
+def test_encoder_layer_is_our_block(torch, converted, assert_equal, placement, bias):
+    activation = "gelu" if bias else "relu"
+    options = {"batch_first": True, "norm_first": placement == "pre", "bias": bias}
     module = torch.nn.TransformerEncoderLayer(
-        WIDTH,
-        HEADS,
-        HIDDEN,
-        dropout=0.0,
-        activation="gelu" if bias else "relu",
-        batch_first=True,
-        norm_first=placement == "pre",
-        bias=bias,
+        WIDTH, HEADS, HIDDEN, dropout=0.0, activation=activation, **options
     )
-    state = state_of(randomized(torch, module))
-    entries, x, mask = encoder_layer(state), vectors(0), MASKS[name]
-    future, padding = theirs_of(torch, mask)
-    expected = module(torch.tensor(x), src_mask=future, src_key_padding_mask=padding)
     block = Block(
         HEADS,
         HIDDEN,
         norm_options=NormOptions(placement=placement, eps=1e-5),
-        feed_forward_options=FeedForwardOptions("gelu" if bias else "relu"),
+        feed_forward_options=FeedForwardOptions(activation),
         use_bias=bias,
     )
-    params = to_jax(state, entries, params_like(block, x, mask))
-    assert_back_and_forth(params, entries, state)
-    found, _ = block.apply({"params": params}, x, mask)
-    assert_equal(found, expected.detach())
+    x, (mask, theirs) = vectors(0), MASKS["none" if placement == "post" else "both"]
+    params = converted(module, encoder_layer, block, x, mask)
+    seen = {f"src_{key.removeprefix('attn_')}": torch.tensor(y) for key, y in theirs.items()}
+    found, _ = jax.jit(block.apply)({"params": params}, x, mask)
+    assert_equal(found, module(torch.tensor(x), **seen).detach())
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-@pytest.mark.parametrize("bias", [True, False])
-def test_the_whole_transformer_of_torch_is_ours(torch, assert_equal, norm_first, bias):
-    module = torch.nn.Transformer(
-        WIDTH,
-        HEADS,
-        num_encoder_layers=2,
-        num_decoder_layers=1,
-        dim_feedforward=HIDDEN,
-        dropout=0.0,
-        batch_first=True,
-        norm_first=norm_first,
-        bias=bias,
-    )
-    state = state_of(randomized(torch, module))
-    entries = transformer(state, norm_first=norm_first)
-    source, target = vectors(0), vectors(1, 6)
-    future, _ = theirs_of(torch, AttentionMask(causal=True), 6)
-    padding = torch.tensor(~VALID)
-    expected = module(
-        torch.tensor(source),
-        torch.tensor(target),
-        tgt_mask=future,
-        src_key_padding_mask=padding,
-        memory_key_padding_mask=padding,
-    )
+@pytest.mark.parametrize("pre", [True, False])
+def test_the_whole_transformer_of_torch_is_ours(torch, converted, assert_equal, pre):
+    """Pre-norm with biases, and post-norm without."""
+    layers = {"num_encoder_layers": 2, "num_decoder_layers": 1}
+    options = {"batch_first": True, "norm_first": pre, "bias": pre, "dropout": 0.0}
+    module = torch.nn.Transformer(WIDTH, HEADS, **layers, dim_feedforward=HIDDEN, **options)
     sizes = TransformerConfig(
         vocab_size=1,
         d_model=WIDTH,
         d_ff=HIDDEN,
         num_heads=HEADS,
-        num_encoder_layers=2,
-        num_decoder_layers=1,
+        **layers,
         positions=NoPositions(),
-        norm=NormOptions(placement="pre" if norm_first else "post", eps=1e-5),
-        use_bias=bias,
+        norm=NormOptions(placement="pre" if pre else "post", eps=1e-5),
+        use_bias=pre,
     )
-    seen = AttentionMask(padding_mask=VALID)
+    source, target, seen = vectors(0), vectors(1, 6), AttentionMask(padding_mask=VALID)
     masks = {"source_mask": seen, "target_mask": AttentionMask(causal=True), "encoder_mask": seen}
     model = torch_modules.Transformer(sizes)
-    params = to_jax(state, entries, params_like(model, source, target, **masks))
-    assert_back_and_forth(params, entries, state)
+    entries_of = partial(transformer, norm_first=pre)
+    params = converted(module, entries_of, model, source, target, **masks)
+    padding = torch.tensor(~VALID)
+    expected = module(
+        torch.tensor(source),
+        torch.tensor(target),
+        tgt_mask=torch.tensor(FUTURE[:6, :6]),
+        src_key_padding_mask=padding,
+        memory_key_padding_mask=padding,
+    )
     found = jax.jit(model.apply)({"params": params}, source, target, **masks)
     assert_equal(found, expected.detach())

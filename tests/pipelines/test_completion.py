@@ -25,7 +25,7 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stack import unstack_blocks
 from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream, streaming
-from jaxformer.pipelines.batching import compile_for
+from jaxformer.pipelines.batching import can_refill, compile_for
 from jaxformer.pipelines.continuation import Round, continue_ids
 from jaxformer.pipelines.streaming import PartialText
 from jaxformer.pretrained import Loaded
@@ -33,7 +33,8 @@ from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 
 LETTERS = "abcdefghijk "
-PROMPTS = ["abcab", "", "k", "hgf edc bak jihg", "a", "  cabcd", "fee"]
+PROMPTS = ["abcab", "ka", "hgf edc bak jihg", "ab", "  cabcd", "fee"]
+SHORT = ["", "k", "a"]  # of one id, the last: another program reads nothing before it
 FREE = SamplingConfig(max_new_tokens=13, temperature=1.5)
 SEED = CompletionOptions(seed=3)
 GREEDY = SamplingConfig(max_new_tokens=13, temperature=0.0)
@@ -56,21 +57,20 @@ def tokenizer():
     return train_characters([LETTERS])
 
 
-def build(random_params, config=CONFIG):
-    model = DecoderOnly(config)
+@pytest.fixture(scope="module")
+def loaded(random_params, tokenizer):
+    """A random model with 3 ids more than the tokenizer."""
+    assert tokenizer.vocab_size == 16
+    model = DecoderOnly(CONFIG)
     params = random_params(model, jnp.ones((2, 3), jnp.int32))
     # Feature 0 is constant, and speaks against an early end.
     norm, kernel = params["decoder"]["final_norm"], params["output"]["kernel"]
     norm["scale"][0], norm["bias"][0] = 0.0, 10.0
     kernel[0], kernel[0, EOS] = 0.0, -0.15
-    return model, params
+    return Loaded(model, params, tokenizer)
 
 
-@pytest.fixture(scope="module")
-def system(random_params, tokenizer):
-    """(model, params), the model with 3 ids more than the tokenizer."""
-    assert tokenizer.vocab_size == 16
-    return build(random_params)
+completions = partial(complete, details=True)
 
 
 @partial(jax.jit, static_argnames="model")
@@ -78,41 +78,33 @@ def forward(model, params, tokens):
     return model.apply({"params": params}, tokens)
 
 
-def next_logits(system, ids):
+def next_logits(loaded, ids):
     """The whole forward pass, padded at the end to one shape."""
-    padded = np.zeros((1, system[0].config.max_len), np.int32)
+    padded = np.zeros((1, loaded.model.config.max_len), np.int32)
     padded[0, : len(ids)] = ids
-    return np.asarray(forward(*system, padded))[0, len(ids) - 1]
+    return np.asarray(forward(loaded.model, loaded.params, padded))[0, len(ids) - 1]
 
 
 def ids_of(prompt, tokenizer):
     return tokenizer.encode(prompt) or [tokenizer.special.bos]
 
 
-@pytest.mark.parametrize("positions", [Learned(), Alibi()], ids=lambda x: type(x).__name__)
-def test_the_log_probabilities_are_those_of_the_whole_forward_pass(
-    random_params, tokenizer, assert_equal, positions
-):
-    system = build(random_params, dataclasses.replace(CONFIG, positions=positions))
-    found = complete(Loaded(*system, tokenizer), PROMPTS, FREE, details=True)
-    assert len({len(ids_of(prompt, tokenizer)) for prompt in PROMPTS}) == 5, "ragged"
-    for prompt, completion in zip(PROMPTS, found, strict=True):
+def test_the_log_probabilities_are_those_of_the_whole_forward_pass(loaded, tokenizer, assert_equal):
+    prompts = [*PROMPTS[:4], *SHORT]
+    found = completions(loaded, prompts, FREE)
+    for prompt, completion in zip(prompts, found, strict=True):
         ids = ids_of(prompt, tokenizer)
         expected = []
         for token in completion.ids:
-            logits = next_logits(system, ids).astype(np.float64)
+            logits = next_logits(loaded, ids).astype(np.float64)
             expected.append(logits[token] - np.log(np.exp(logits).sum()))
             ids.append(token)
         assert_equal(completion.log_probs, expected)
 
 
-@pytest.mark.parametrize("positions", [Learned(), Alibi()], ids=lambda x: type(x).__name__)
-def test_many_texts_take_the_rows_of_ended_ones_unless_slots_have_an_order(
-    random_params, tokenizer, assert_equal, monkeypatch, positions
-):
-    system = build(random_params, dataclasses.replace(CONFIG, positions=positions))
+def test_many_texts_take_the_rows_of_ended_ones(loaded, assert_equal, monkeypatch):
     prompts, rows = 3 * PROMPTS, []
-    whole = complete(Loaded(*system, tokenizer), prompts, FREE, details=True)
+    whole = completions(loaded, prompts, FREE)
     monkeypatch.setattr("jaxformer.pipelines.completion.BATCH_SIZE", 4)
 
     def count_rows(*args, **settings):
@@ -120,10 +112,15 @@ def test_many_texts_take_the_rows_of_ended_ones_unless_slots_have_an_order(
         return compile_for(*args, **settings)
 
     monkeypatch.setattr("jaxformer.pipelines.completion.compile_for", count_rows)
-    few_rows = complete(Loaded(*system, tokenizer), prompts, FREE, details=True)
-    assert (4 in rows) == (positions == Learned()) and len(rows) > 1
+    few_rows = completions(loaded, prompts, FREE)
+    assert rows == [4, 4]
     same(few_rows, whole, assert_equal)
     assert len({len(text.ids) for text in whole}) > 2, "mixed lengths"
+
+
+def test_no_text_takes_the_row_of_another_where_slots_have_an_order(loaded):
+    ordered = DecoderOnly(dataclasses.replace(CONFIG, positions=Alibi()))
+    assert can_refill(loaded.model, loaded.params) and not can_refill(ordered, loaded.params)
 
 
 def repeats(ids, token, size):
@@ -132,22 +129,22 @@ def repeats(ids, token, size):
     return size > 0 and [*ids[len(ids) - size + 1 :], token] in runs
 
 
-def by_hand(system, tokenizer, prompt, sampling, keep=None):
-    """Greedy and uncached; with `keep`, only the last `keep` ids are seen every max_len // 2."""
-    window = ids = ids_of(prompt, tokenizer)
-    made = []
+def by_hand(loaded, prompt, sampling, keep):
+    """Greedy and uncached, of the last `keep` ids every max_len // 2."""
+    window, made, eos = [], [], loaded.tokenizer.special.eos
+    ids = ids_of(prompt, loaded.tokenizer)
     for index in range(sampling.max_new_tokens):
-        if keep is not None and index % (system[0].config.max_len // 2) == 0:
+        if index % (loaded.model.config.max_len // 2) == 0:
             window = (ids + made)[-keep:]
-        logits = next_logits(system, window)[: tokenizer.vocab_size]
+        logits = next_logits(loaded, window)[: loaded.tokenizer.vocab_size]
         seen, p = np.isin(np.arange(len(logits)), ids + made), sampling.repetition_penalty
         lower = np.where(logits > 0, logits / p, logits * p)
         scores, size = np.where(seen, lower, logits), sampling.no_repeat_ngram_size
         out = [repeats(ids + made, token, size) for token in range(len(logits))]
-        out[tokenizer.special.eos] |= len(made) < sampling.min_new_tokens
+        out[eos] |= len(made) < sampling.min_new_tokens
         made.append(int(np.argmax(np.where(out, -np.inf, scores))))
         window = [*window, made[-1]]
-        if made[-1] == tokenizer.special.eos:
+        if made[-1] == eos:
             break
     return made
 
@@ -158,44 +155,22 @@ def same(found, expected, assert_equal):
         assert_equal(one.log_probs, other.log_probs)
 
 
-def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(
-    system, tokenizer, assert_equal
-):
+def test_a_text_depends_on_its_seed_and_number_and_not_on_its_batch(loaded, assert_equal):
     def texts(prompts, first, options=SEED):
-        return complete(
-            Loaded(*system, tokenizer), prompts, FREE, options, first_example_id=first, details=True
-        )
+        return completions(loaded, prompts, FREE, options, first_example_id=first)
 
     whole = texts(PROMPTS, 11)
     same(texts(PROMPTS, 11), whole, assert_equal)
-    for i in (0, 4, 6):
+    for i in (0, 4):
         same(texts(PROMPTS[i : i + 1], 11 + i), whole[i : i + 1], assert_equal)
-    same(texts(PROMPTS[2:5], 13), whole[2:5], assert_equal)
-    assert (
-        len(
-            {
-                tuple(x.ids)
-                for x in complete(Loaded(*system, tokenizer), ["abcab"] * 7, FREE, details=True)
-            }
-        )
-        > 5
-    )
+    same(texts(PROMPTS[1:], 12), whole[1:], assert_equal)
+    assert len({tuple(text.ids) for text in texts(["abcab"] * 7, 0)}) > 5
     assert texts(PROMPTS, 11, CompletionOptions(seed=4)) != whole
 
 
-def test_a_prompt_may_be_given_as_ids(system, tokenizer):
-    ids = [tokenizer.encode(prompt) if i % 2 else prompt for i, prompt in enumerate(PROMPTS)]
-    assert complete(Loaded(*system, tokenizer), ids, FREE, details=True) == complete(
-        Loaded(*system, tokenizer), PROMPTS, FREE, details=True
-    )
-    with pytest.raises(DataError, match="prompt 2 has ids from 5 to 16, but ids are 0 to 15"):
-        complete(Loaded(*system, tokenizer), ["a", [5, 16]], FREE, details=True)
-
-
-def test_nothing_to_complete_is_refused(system, tokenizer):
-    for use in (complete, stream):
-        with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
-            use(Loaded(*system, tokenizer), [])
+def test_a_prompt_may_be_given_as_ids_and_be_made_on_the_way(loaded, tokenizer):
+    ids = (tokenizer.encode(prompt) if i % 2 else prompt for i, prompt in enumerate(PROMPTS))
+    assert completions(loaded, ids, FREE) == completions(loaded, PROMPTS, FREE)
 
 
 @struct.dataclass
@@ -227,11 +202,12 @@ class Script(nn.Module):
 
 
 def scripted(tokenizer, text, *, max_len=101, after=(), extra=0):
+    """A script of `text` and the ids `after` it as a loaded model, and its ids."""
     ids = tokenizer.encode(text) + list(after)
     size = tokenizer.vocab_size + extra
     model = Script(dataclasses.replace(CONFIG, vocab_size=size, max_len=max_len))
     params = {"script": np.array(ids + [ids[-1]] * (max_len - len(ids)), np.int32)}
-    return model, params, ids
+    return Loaded(model, params, tokenizer), ids
 
 
 @pytest.fixture(scope="module")
@@ -252,14 +228,14 @@ def join(pieces, count):
 
 
 def test_streamed_pieces_joined_are_the_text_and_never_half_a_character(bytes_tokenizer):
-    model, params, ids = scripted(bytes_tokenizer, STORY)
+    loaded, ids = scripted(bytes_tokenizer, STORY)
     prompts = ["the ", "the cä", "the"]
     rest = len(ids) - len(bytes_tokenizer.encode("the cä"))
     sampling = dataclasses.replace(GREEDY, max_new_tokens=rest)
-    pieces = list(stream(Loaded(model, params, bytes_tokenizer), prompts, sampling))
+    pieces = list(stream(loaded, prompts, sampling))
     assert len(pieces) > 50 and max(len(piece) for _, piece in pieces) <= len(" the")
     assert [number for number, _ in pieces[:3]] == [0, 1, 2], "the texts are made side by side"
-    found = complete(Loaded(model, params, bytes_tokenizer), prompts, sampling, details=True)
+    found = completions(loaded, prompts, sampling)
     assert join(pieces, 3) == [completion.text for completion in found]
     assert found[1].text == STORY[len("the cä") :]
 
@@ -321,14 +297,14 @@ def test_a_special_token_within_a_text_gives_nothing_and_takes_nothing():
 def test_a_stop_string_ends_a_text_before_it_wherever_tokens_begin(
     bytes_tokenizer, stop, text, size
 ):
-    model, params, ids = scripted(bytes_tokenizer, "x" + STORY, after=[2])
+    loaded, ids = scripted(bytes_tokenizer, "x" + STORY, after=[2])
     settings = (
         SamplingConfig(max_new_tokens=100 - 1, temperature=0.0),
         CompletionOptions(stop=stop),
     )
-    [found] = complete(Loaded(model, params, bytes_tokenizer), ["x"], *settings, details=True)
+    [found] = completions(loaded, ["x"], *settings)
     assert found.text == text and found.ended
-    assert join(stream(Loaded(model, params, bytes_tokenizer), ["x"], *settings), 1) == [text]
+    assert join(stream(loaded, ["x"], *settings), 1) == [text]
     assert found.ids == ids[1 : 1 + len(found.ids)]
     if found.ids[-1] != bytes_tokenizer.special.eos:
         before, after = (bytes_tokenizer.decode(found.ids[:n]) for n in (-1, None))
@@ -360,16 +336,10 @@ def test_what_may_become_a_stop_string_is_held_back_and_given_when_it_does_not()
 
 
 def test_an_end_token_ends_a_text_and_stands_in_its_ids(bytes_tokenizer):
-    model, params, ids = scripted(bytes_tokenizer, "the cat", after=[2])
-    sampling = SamplingConfig(max_new_tokens=29, temperature=0.0)
+    loaded, ids = scripted(bytes_tokenizer, "the cat", after=[2])
     long, cut = (
-        complete(
-            Loaded(model, params, bytes_tokenizer),
-            ["the"],
-            dataclasses.replace(sampling, max_new_tokens=n),
-            details=True,
-        )[0]
-        for n in (29, len(ids) - 2)
+        completions(loaded, ["the"], max_new_tokens=count, temperature=0.0)[0]
+        for count in (29, len(ids) - 2)
     )
     assert long.text == cut.text == " cat"
     assert long.ids == ids[1:] and long.ended
@@ -384,55 +354,48 @@ def test_bytes_that_are_no_character_do_not_stop_the_text(bytes_tokenizer):
 
 
 def test_an_id_that_the_tokenizer_does_not_have_is_never_made(tokenizer):
-    model, params, _ = scripted(tokenizer, "abc", after=[16, 17, 18] * 5, extra=3)
-    [found] = complete(
-        Loaded(model, params, tokenizer),
-        ["ab"],
-        dataclasses.replace(GREEDY, max_new_tokens=7),
-        details=True,
-    )
+    loaded, _ = scripted(tokenizer, "abc", after=[16, 17, 18] * 5, extra=3)
+    [found] = completions(loaded, ["ab"], max_new_tokens=7, temperature=0.0)
     assert found.ids == [tokenizer.id_of("c"), 0, 0, 0, 0, 0, 0] and found.text == "c"
 
 
-def test_a_repetition_penalty_counts_the_prompt_too(system, tokenizer):
-    strict = dataclasses.replace(GREEDY, repetition_penalty=1.7)
-    found = [x.ids for x in complete(Loaded(*system, tokenizer), PROMPTS, strict, details=True)]
-    assert found == [by_hand(system, tokenizer, prompt, strict) for prompt in PROMPTS]
-    assert found != [by_hand(system, tokenizer, prompt, GREEDY) for prompt in PROMPTS]
-
-
 SLIDES = CompletionOptions(overflow="slide")
-RULES = {"repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "min_new_tokens": 23}
+RULES = {"repetition_penalty": 1.7, "no_repeat_ngram_size": 3, "min_new_tokens": 23}
 SLIDE = dataclasses.replace(GREEDY, max_new_tokens=53, **RULES)
 
 
-def test_a_sliding_window_is_a_new_prefill_of_the_last_tokens(system, tokenizer, assert_equal):
-    prompts = [*PROMPTS, "kjihg" * 11]
-    found = complete(Loaded(*system, tokenizer), prompts, SLIDE, SLIDES, details=True)
-    for prompt, completion in zip(prompts, found, strict=True):
-        expected = by_hand(system, tokenizer, prompt, SLIDE, keep=37 - 18)
-        assert completion.ids == expected and len(completion.log_probs) == len(expected)
-    assert sum(len(completion.ids) == 53 for completion in found) > 2
-    assert join(stream(Loaded(*system, tokenizer), prompts, SLIDE, SLIDES), 8) == [
-        x.text for x in found
-    ]
+def test_a_sliding_window_is_a_new_prefill_and_a_penalty_counts_the_whole_text(loaded):
+    prompts = [*PROMPTS, "", "kjihg" * 11]
+    found = completions(loaded, prompts, SLIDE, SLIDES)
+    expected = [by_hand(loaded, prompt, SLIDE, keep=37 - 18) for prompt in prompts]
+    assert [text.ids for text in found] == expected
+    assert [len(text.log_probs) for text in found] == [len(ids) for ids in expected]
+    assert sum(len(ids) == 53 for ids in expected) > 2
+    free = dataclasses.replace(SLIDE, repetition_penalty=1.0)
+    assert expected != [by_hand(loaded, prompt, free, keep=37 - 18) for prompt in prompts]
+    pieces = stream(loaded, prompts, SLIDE, SLIDES)
+    assert join(pieces, len(prompts)) == [text.text for text in found]
 
 
-def test_prompts_read_in_chunks_give_the_same_texts(system, tokenizer):
-    whole, parts = SEED, dataclasses.replace(SEED, prefill_chunk=5)
-    texts, others = (
-        complete(Loaded(*system, tokenizer), PROMPTS, FREE, options, details=True)
-        for options in (whole, parts)
-    )
+def test_prompts_read_in_chunks_give_the_same_texts(loaded):
+    chunks = dataclasses.replace(SEED, prefill_chunk=5)
+    texts, others = (completions(loaded, PROMPTS, FREE, options) for options in (SEED, chunks))
     assert [text.ids for text in others] == [text.ids for text in texts]
+
+
+def program_of(model, params, size, **settings):
+    """The program that continues two prompts of `size` ids, and its inputs."""
+    tokens, zeros = np.ones((2, size), np.int32), np.zeros(2, np.int32)
+    prompts = Prompts(tokens[:, -1], zeros + 5, np.arange(2))
+    inputs = params, Round(tokens, zeros, prompts, jax.random.key(0), None)
+    static = {"config": FREE, "eos": (), "length": 5, "known": CONFIG.vocab_size}
+    return continue_ids.lower(model, *inputs, **static, **settings), inputs
 
 
 @pytest.mark.parametrize(
     ("chunk", "calls"), [(None, [(16, 16, 0)]), (11, [(11, 11, 0), (5, 16, 11)])]
 )
-def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(
-    system, tokenizer, chunk, calls
-):
+def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(loaded, chunk, calls):
     """Their offset is known while tracing, and they have no keys after their last query."""
     noted = []
 
@@ -440,49 +403,35 @@ def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(
         noted.append((q.shape[1], k.shape[1], mask.offset))
         return reference(q, k, v, mask, **options)
 
-    model, params = system[0].clone(attention_fn=attend), system[1]
-    options = CompletionOptions(prefill_chunk=chunk)
-    complete(Loaded(model, params, tokenizer), PROMPTS, GREEDY, options, details=True)
+    program_of(loaded.model.clone(attention_fn=attend), loaded.params, 17, chunk=chunk)
     assert noted[: len(calls)] == calls
 
 
-def test_decoding_reads_the_layers_of_a_scanned_model_one_by_one(random_params, tokenizer):
-    config = dataclasses.replace(CONFIG, num_decoder_layers=3)
+def test_decoding_reads_the_layers_of_a_scanned_model_one_by_one(random_params):
+    config = dataclasses.replace(CONFIG, num_decoder_layers=2)
     model = DecoderOnly(dataclasses.replace(config, scan_layers=True))
     params = random_params(model, jnp.ones((2, 3), jnp.int32))
     plain = DecoderOnly(config), unstack_blocks(params)
-    texts = [
-        complete(Loaded(*each, tokenizer), PROMPTS, GREEDY, details=True)
-        for each in ((model, params), plain)
-    ]
-    assert [text.ids for text in texts[0]] == [text.ids for text in texts[1]]
-    tokens, zeros = np.zeros((2, 4), np.int32), np.zeros(2, np.int32)
-    inputs = Round(tokens, zeros, Prompts(tokens[:, -1], zeros, zeros), jax.random.key(0), None)
-    settings = {"config": GREEDY, "eos": (), "length": 5, "known": CONFIG.vocab_size}
-    loops = [
-        continue_ids.lower(*each, inputs, **settings).as_text().count("stablehlo.while")
-        for each in ((model, params), plain)
-    ]
+    (scanned, inputs), (expected, unstacked) = (
+        program_of(*each, 4) for each in ((model, params), plain)
+    )
+    loops = [program.as_text().count("stablehlo.while") for program in (scanned, expected)]
     assert loops[0] == loops[1]
+    found, tokens = (
+        program.compile()(*each).tokens
+        for program, each in ((scanned, inputs), (expected, unstacked))
+    )
+    assert np.array_equal(found, tokens) and np.unique(found).size > 3
 
 
-def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(
-    system, tokenizer, assert_equal
-):
+def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(loaded, assert_equal):
     sampling = dataclasses.replace(SLIDE, max_new_tokens=25)
     slides = ["fee" * 13, "abc " * 4, "k" * 41, "ij" * 7, "a b" * 5]
-    found = complete(
-        Loaded(*system, tokenizer),
-        ["abcdefghijk", *slides, "kjihgfedcba"],
-        sampling,
-        SLIDES,
-        details=True,
-    )
-    fit = complete(
-        Loaded(*system, tokenizer), ["abcdefghijk", "kjihgfedcba"], sampling, details=True
-    )
+    fits = ["abcdefghijk", "kjihgfedcba"]
+    found = completions(loaded, [fits[0], *slides, fits[1]], sampling, SLIDES)
+    fit = completions(loaded, 4 * fits, sampling)[:2]
     same(fit, [found[0], found[-1]], assert_equal)
-    turned = complete(Loaded(*system, tokenizer), slides[::-1], sampling, SLIDES, details=True)
+    turned = completions(loaded, slides[::-1], sampling, SLIDES)
     same(turned, found[-2:0:-1], assert_equal)
 
 
@@ -491,65 +440,38 @@ def test_a_text_made_in_rounds_is_drawn_as_one_made_at_once(tokenizer):
     even = dataclasses.replace(FREE, max_new_tokens=61, temperature=1e6)
     settings = even, dataclasses.replace(SLIDES, seed=3)
     prompts = ["abc", "ab", "a"]
-    short, long = (scripted(tokenizer, LETTERS, max_len=n)[:2] for n in (37, 101))
-    rounds = complete(Loaded(*short, tokenizer), prompts, *settings, details=True)
-    assert [x.ids for x in rounds] == [
-        x.ids for x in complete(Loaded(*long, tokenizer), prompts, *settings, details=True)
-    ]
-    assert max(len(x.ids) for x in rounds) > 2 * 18
+    short, long = (scripted(tokenizer, LETTERS, max_len=n)[0] for n in (37, 101))
+    rounds, whole = (completions(loaded, prompts, *settings) for loaded in (short, long))
+    assert [text.ids for text in rounds] == [text.ids for text in whole]
+    assert max(len(text.ids) for text in rounds) > 2 * 18
 
 
-def test_a_prompt_that_does_not_fit_is_refused_with_both_numbers(system, tokenizer):
-    assert len(complete(Loaded(*system, tokenizer), ["a" * 24], GREEDY, details=True)[0].ids) > 0
-    message = (
-        "prompt 2 of 2 has 25 tokens, which makes 38 with max_new_tokens=13, but max_len=37: "
-        "shorten it, give a smaller max_new_tokens, or give overflow='slide'"
-    )
-    for use in (complete, stream):
-        with pytest.raises(ConfigError, match=message):
-            use(Loaded(*system, tokenizer), ["a", "a" * 25], GREEDY)
-
-
-def test_an_empty_prompt_begins_at_the_begin_token_and_without_one_is_refused(system, tokenizer):
-    begun = complete(Loaded(*system, tokenizer), ["", "a"], FREE, details=True)
-    assert len(begun[0].ids) > 0 and begun[0].ids != begun[1].ids
-    bare = train_characters([LETTERS], special_tokens=())
-    message = "prompt 2 of 2 is empty, and the vocabulary has no token to begin a text with"
-    for use in (complete, stream):
-        with pytest.raises(DataError, match=message):
-            use(Loaded(*system, bare), ["a", ""], FREE)
+def test_a_prompt_that_just_fits_is_taken(loaded):
+    stream(loaded, ["a" * 24], GREEDY)  # refuses at once what does not fit
 
 
 def test_prefill_and_steps_are_one_program_for_all_prompts_of_a_size(tokenizer, compiled):
-    system = scripted(tokenizer, LETTERS)[:2]
+    loaded, _ = scripted(tokenizer, LETTERS)
     sampling = SamplingConfig(max_new_tokens=11, top_p=0.83)
-    complete(Loaded(*system, tokenizer), PROMPTS[:2], sampling, details=True)
+    completions(loaded, PROMPTS[:2], sampling)
     before = compiled[0]
-    complete(Loaded(*system, tokenizer), PROMPTS[:3], sampling, details=True)
+    completions(loaded, PROMPTS[:3], sampling)
     assert compiled[0] - before == 1, "of two rows each rather than of one"
     changed = CompletionOptions(seed=7)
-    complete(
-        Loaded(*system, tokenizer),
-        PROMPTS[3:6],
-        sampling,
-        changed,
-        first_example_id=5,
-        details=True,
-    )
+    completions(loaded, PROMPTS[3:6], sampling, changed, first_example_id=5)
     assert compiled[0] - before == 1
-    rows = 4 // concurrency(system[1])  # what `complete` gives each of its programs
+    rows = 4 // concurrency(loaded.params)  # what `complete` gives each of its programs
     for _ in range(2):
-        list(stream(Loaded(*system, tokenizer), PROMPTS[:rows], sampling, changed))
+        list(stream(loaded, PROMPTS[:rows], sampling, changed))
         stops = CompletionOptions(stop=("zz", "aa"))
-        complete(Loaded(*system, tokenizer), PROMPTS[:4], sampling, stops, details=True)
+        completions(loaded, PROMPTS[:4], sampling, stops)
     assert compiled[0] - before == 2, "and one that tells of its tokens"
 
 
 def endless(tokenizer):
     """A text that would take minutes."""
-    model, params, _ = scripted(tokenizer, "abcabcabcabc", max_len=3_000_000)
-    sampling = SamplingConfig(max_new_tokens=2_000_000, temperature=0.0)
-    return Loaded(model, params, tokenizer), ["ab", "a"], sampling
+    loaded, _ = scripted(tokenizer, "abcabcabcabc", max_len=3_000_000)
+    return loaded, ["ab", "a"], SamplingConfig(max_new_tokens=2_000_000, temperature=0.0)
 
 
 def test_closing_a_stream_stops_its_program(tokenizer):
@@ -567,10 +489,10 @@ def test_closing_a_stream_stops_its_program(tokenizer):
 
 
 def test_two_streams_at_once_keep_their_texts_apart(tokenizer):
-    model, params, _ = scripted(tokenizer, "abcdefghijk" * 5)
+    loaded, _ = scripted(tokenizer, "abcdefghijk" * 5)
     sampling = dataclasses.replace(GREEDY, max_new_tokens=31)
-    some = stream(Loaded(model, params, tokenizer), ["a", "ab"], sampling)
-    others = stream(Loaded(model, params, tokenizer), ["abc", "abcd"], sampling)
+    some = stream(loaded, ["a", "ab"], sampling)
+    others = stream(loaded, ["abc", "abcd"], sampling)
     pairs = list(zip(some, others, strict=False))
     assert "".join(piece for (number, piece), _ in pairs if number == 0).startswith("bcdefg")
     assert "".join(piece for _, (number, piece) in pairs if number == 1).startswith("efghij")
@@ -587,14 +509,14 @@ class Counted(dict):
 
 
 def test_a_program_reports_several_tokens_at_a_time_and_a_slow_one_each(tokenizer, monkeypatch):
-    model, params, _ = scripted(tokenizer, "abcdefghijk" * 7)
+    loaded, _ = scripted(tokenizer, "abcdefghijk" * 7)
     prompts, sampling = ["a", "abc"], dataclasses.replace(GREEDY, max_new_tokens=53)
     reports, texts = [], []
     for seconds in (1e6, 0.0):
         calls = Counted()
         monkeypatch.setattr(streaming, "_CALLBACKS", calls)
         monkeypatch.setattr(streaming, "_SECONDS", seconds)
-        texts.append(join(stream(Loaded(model, params, tokenizer), prompts, sampling), 2))
+        texts.append(join(stream(loaded, prompts, sampling), 2))
         reports.append(calls.reads)
     assert reports == [4, 53], "after 1, 17, 33 and 49 tokens; the last ones are in the result"
     assert texts[0] == texts[1] == [("abcdefghijk" * 7)[n:][:53] for n in (1, 3)]
@@ -610,9 +532,9 @@ class Sloppy(Script):
 
 def test_a_stream_runs_under_its_callers_settings(tokenizer):
     """JAX keeps them by thread, and the program runs in another."""
-    model, params, _ = scripted(tokenizer, "abcdefghijk")
-    loaded = Loaded(Sloppy(model.config), params, tokenizer)
-    inputs = loaded, ["a"], dataclasses.replace(GREEDY, max_new_tokens=5)
+    loaded, _ = scripted(tokenizer, "abcdefghijk")
+    sloppy = dataclasses.replace(loaded, model=Sloppy(loaded.model.config))
+    inputs = sloppy, ["a"], dataclasses.replace(GREEDY, max_new_tokens=5)
     with pytest.raises(ValueError, match="rank_promotion"):
         list(stream(*inputs))
     with jax.numpy_rank_promotion("allow"):
@@ -620,13 +542,12 @@ def test_a_stream_runs_under_its_callers_settings(tokenizer):
 
 
 def test_more_prompts_than_a_program_takes_keep_their_places(tokenizer):
-    model, params, _ = scripted(tokenizer, "abcdefghijk" * 7)
+    loaded, _ = scripted(tokenizer, "abcdefghijk" * 7)
     sampling = dataclasses.replace(GREEDY, max_new_tokens=3)
     prompts = [("abcdefghijk" * 2)[: 1 + i % 13] for i in range(67)]
-    found = complete(Loaded(model, params, tokenizer), prompts, sampling, details=True)
     expected = [("abcdefghijk" * 2)[1 + i % 13 :][:3] for i in range(67)]
-    assert [completion.text for completion in found] == expected
-    assert join(stream(Loaded(model, params, tokenizer), prompts, sampling), 67) == expected
+    assert complete(loaded, prompts, sampling) == expected
+    assert join(stream(loaded, prompts, sampling), 67) == expected
 
 
 @pytest.mark.parametrize(
@@ -644,31 +565,35 @@ def test_options_that_cannot_be_are_refused(name, value, message):
         CompletionOptions(**{name: value})
 
 
-def test_prompts_that_are_made_on_the_way_are_all_taken(system, tokenizer):
-    expected = complete(Loaded(*system, tokenizer), PROMPTS[:2], GREEDY, details=True)
-    assert (
-        complete(Loaded(*system, tokenizer), (x for x in PROMPTS[:2]), GREEDY, details=True)
-        == expected
-    )
+TOO_LONG = (
+    "prompt 2 of 2 has 25 tokens, which makes 38 with max_new_tokens=13, but max_len=37: shorten "
+    "it, give a smaller max_new_tokens, or give overflow='slide'"
+)
 
 
 @pytest.mark.parametrize(
-    "prompts, message",
+    ("prompts", "options", "error", "message"),
     [
-        (b"abc", "the texts are of the type bytes, but must be a string or a list of strings"),
-        ([None], "prompt 1 is a NoneType, but must be a string or a sequence of integer ids"),
-        (["a", b"ab"], "prompt 2 is a bytes"),
-        (["a", [5.7]], "prompt 2 is a list, but must be a string or a sequence of integer id"),
+        (b"abc", {}, DataError, "the texts are of the type bytes, but must be a string or a list"),
+        ([None], {}, DataError, "prompt 1 is a NoneType, but must be a string or a sequence of i"),
+        (["a", b"ab"], {}, DataError, "prompt 2 is a bytes"),
+        (["a", [5.7]], {}, DataError, "prompt 2 is a list, but must be a string or a sequence of"),
+        (["a", [5, 16]], {}, DataError, "prompt 2 has ids from 5 to 16, but ids are 0 to 15"),
+        (["a", "a" * 25], {}, ConfigError, TOO_LONG),
+        (["a"], {"eos": (2, 19)}, ConfigError, "eos=19, but the model's token ids are 0 to 18"),
     ],
 )
-def test_what_is_no_prompt_is_refused_by_its_place(system, tokenizer, prompts, message):
-    for use in (complete, stream):
-        with pytest.raises(DataError, match=message):
-            use(Loaded(*system, tokenizer), prompts, GREEDY)
+@pytest.mark.parametrize("use", [complete, stream])
+def test_what_cannot_be_continued_is_refused_by_its_place(
+    loaded, use, prompts, options, error, message
+):
+    with pytest.raises(error, match=message):
+        use(loaded, prompts, GREEDY, CompletionOptions(**options))
 
 
-def test_an_end_outside_the_vocabulary_is_refused(system, tokenizer):
-    with pytest.raises(ConfigError, match="eos=19, but the model's token ids are 0 to 18"):
-        complete(
-            Loaded(*system, tokenizer), ["a"], GREEDY, CompletionOptions(eos=(2, 19)), details=True
-        )
+def test_an_empty_prompt_is_refused_where_no_token_begins_a_text(loaded):
+    bare = dataclasses.replace(
+        loaded, tokenizer=train_characters([LETTERS], special_tokens=()), target_tokenizer=None
+    )
+    with pytest.raises(DataError, match="prompt 2 of 2 is empty, and the vocabulary has no token"):
+        complete(bare, ["a", ""], GREEDY)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax.numpy as jnp
 import numpy as np
@@ -79,21 +80,31 @@ def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use,
         use(other, line)
     with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
         use(loaded, [])
+    with pytest.raises(DataError, match="the texts are of the type int, but must be a string or"):
+        use(loaded, 5)
     with pytest.raises(ConfigError, match="the tokenizer is None: give the one"):
         use(jf.Loaded(loaded.model, loaded.params), line)
+    large = train_characters(["abcdefghijklmnopq"])
+    for tokenizers in ((large, loaded.tokenizer), (loaded.tokenizer, large)):
+        with pytest.raises(ConfigError, match="has 21 ids, but the model has only 1"):
+            use(jf.Loaded(loaded.model, loaded.params, *tokenizers), line)
 
 
 def test_settings_of_the_value_are_the_defaults_and_a_call_changes_them(systems):
     loaded = systems["translator"]
-    settings = TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3)
-    three = dataclasses.replace(loaded, settings=settings)
+    options, search = TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3)
+    three = dataclasses.replace(loaded, settings=(options, search))
+
+    def chosen(loaded, *settings, **changes):
+        return loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
+
+    assert chosen(three) == chosen(loaded, options, search) == [search, options]
+    assert chosen(loaded, beam_size=3, max_extra_tokens=3) == [search, options]
+    assert chosen(three, beam_size=2) == [SearchConfig(beam_size=2), options]
+    assert chosen(three, SearchConfig()) == [SearchConfig(), options]
     whole = jf.translate(three, LINES, details=True)
     assert [len(found) for found in whole] == [3, 3, 3]
-    by_call = TranslationOptions(max_extra_tokens=3), SearchConfig(beam_size=3)
-    assert jf.translate(loaded, LINES, *by_call, details=True) == whole
     assert jf.translate(loaded, LINES, beam_size=3, max_extra_tokens=3, details=True) == whole
-    assert [len(x) for x in jf.translate(three, LINES, beam_size=2, details=True)] == [2, 2, 2]
-    assert len(jf.translate(three, LINE, SearchConfig(), details=True)) == 4
 
 
 @pytest.mark.parametrize(
@@ -116,30 +127,40 @@ def test_a_value_shows_its_sizes_and_not_its_parameters(systems):
     assert repr(systems["filler"]).endswith(" parameters, a tokenizer of 12 ids)")
 
 
-@pytest.fixture
-def folder(tmp_path, random_params):
-    """A folder of transformers with a decoder, whose generation_config.json has `settings`."""
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory, random_params):
+    """A folder of transformers with a decoder."""
     sizes = {"vocab_size": 264, "d_model": 10, "d_ff": 40, "num_heads": 2, "max_len": 29}
     model = jf.DecoderOnly(dataclasses.replace(jf.GPT2, **sizes, num_decoder_layers=1))
     params = random_params(model, jnp.ones((2, 3), jnp.int32))
-    jf.save_pretrained(tmp_path / "gpt", model, params, jf.train_bpe(["a bad cab"], 264))
+    path = tmp_path_factory.mktemp("saved") / "gpt"
+    jf.save_pretrained(path, model, params, jf.train_bpe(["a bad cab"], 264))
+    return path
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    """A copy of the folder whose generation_config.json has `settings`."""
 
     def write(settings):
-        (tmp_path / "gpt" / "generation_config.json").write_text(json.dumps(settings))
-        return tmp_path / "gpt"
+        path = shutil.copytree(saved, tmp_path / "gpt", dirs_exist_ok=True)
+        (path / "generation_config.json").write_text(json.dumps(settings))
+        return path
 
     return write
+
+
+SETTINGS = SamplingConfig, CompletionOptions
 
 
 def test_a_folder_completes_by_its_own_settings_and_without_any_takes_the_likeliest_token(folder):
     drawn = {"do_sample": True, "temperature": 1.5, "max_new_tokens": 7, "stop_strings": "zz"}
     loaded = jf.load(folder(drawn | {"eos_token_id": [3, 5], "suppress_tokens": [11]}))
-    sampling, options = loaded.choose_settings((), {}, SamplingConfig, CompletionOptions)
+    sampling, options = loaded.choose_settings((), {}, *SETTINGS)
     assert sampling == SamplingConfig(
         max_new_tokens=7, temperature=1.5, top_k=50, suppress_tokens=(11,)
     )
     assert options == CompletionOptions(eos=(3, 5), stop=("zz",))
-    assert len(jf.complete(loaded, "a bad", details=True).ids) <= 7
     plain = jf.load(folder({"eos_token_id": 3}))
     greedy = {"temperature": 0.0, "max_new_tokens": 14, "eos": (3,)}
     assert jf.complete(plain, LINE) == jf.complete(
@@ -153,4 +174,4 @@ def test_settings_that_are_not_supported_are_refused_only_where_they_are_used(fo
     assert jf.embed(loaded, LINES).shape == (3, 10)
     with pytest.raises(ConfigError, match="num_beams=4 is not supported: remove it"):
         jf.complete(loaded, LINE)
-    assert jf.complete(loaded, LINE, SamplingConfig(max_new_tokens=3), CompletionOptions())
+    loaded.choose_settings((SamplingConfig(), CompletionOptions()), {}, *SETTINGS)

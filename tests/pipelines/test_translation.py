@@ -11,10 +11,9 @@ from jaxformer.config import EmbeddingOptions, Learned, NormOptions, Transformer
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import (
     Translation,
-    complete,
     encode_sources,
     find_too_long,
     max_target_length,
@@ -98,18 +97,16 @@ def test_blank_lines_give_one_empty_translation_and_every_line_keeps_its_place(
     assert [found[i] for i in (1, 2, 4)] == [BLANK] * 3
     full = [i for i, line in enumerate(lines) if line.strip()]
     assert all(len(found[i]) == 3 and found[i][0].ids for i in full)
-    alone = [run(system, [lines[i]] * 5)[2] for i in full]
+    alone = [run(system, [lines[i]] * 3)[1] for i in full]
     assert_same([found[i] for i in full], alone, assert_equal)
 
 
-def test_nothing_but_blank_lines_needs_no_model_and_no_line_at_all_is_refused(system):
+def test_nothing_but_blank_lines_needs_no_model(system):
     assert run(system, ["", " "]) == [BLANK, BLANK]
-    with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
-        run(system, [])
 
 
 def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng, assert_equal):
-    lines = random_lines(rng, 64)
+    lines = random_lines(rng, 23)
     assert len(set(map(len, lines))) > 7
     by_size = [
         run(system, lines, options=dataclasses.replace(OPTIONS, batch_size=n)) for n in (64, 7, 1)
@@ -117,7 +114,7 @@ def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng
     assert len({tuple(line[0].ids) for line in by_size[0]}) > 7, "the model must heed its input"
     assert_same(by_size[1], by_size[0], assert_equal)
     assert_same(by_size[2], by_size[0], assert_equal)
-    order = rng.permutation(64)
+    order = rng.permutation(23)
     shuffled = run(system, [lines[i] for i in order])
     assert_same(shuffled, [by_size[0][i] for i in order], assert_equal)
 
@@ -134,16 +131,18 @@ def test_each_bucket_of_lengths_has_one_compiled_program(system, rng, compiled):
 
 def test_parameters_of_a_program_with_a_mesh_and_read_ones_share_one_program(system, compiled):
     model, params, *tokenizers = system
-    settings = SearchConfig(beam_size=2), dataclasses.replace(OPTIONS, max_extra_tokens=5)
     from_a_step = single().init(lambda: jax.tree.map(jnp.asarray, params))
-    run((model, jax.tree.map(jax.device_put, params), *tokenizers), ["a bad cab"], *settings)
+    run((model, jax.tree.map(jax.device_put, params), *tokenizers), ["a bad cab"])
     before = compiled[0]
-    run((model, from_a_step, *tokenizers), ["a bad cab"], *settings)
+    run((model, from_a_step, *tokenizers), ["a bad cab"])
     assert compiled == [before]
 
 
-def test_hypotheses_are_distinct_end_once_and_stand_in_the_order_of_their_scores(system, rng):
+def test_hypotheses_are_distinct_end_once_in_the_order_of_their_scores_as_scoring_gives_them(
+    system, rng, assert_equal
+):
     lines = random_lines(rng, 13)
+    pairs, expected = [], []
     for line, found in zip(lines, run(system, lines), strict=True):
         assert len({tuple(h.ids) for h in found}) == SEARCH.beam_size
         assert [h.score for h in found] == sorted((h.score for h in found), reverse=True)
@@ -152,13 +151,6 @@ def test_hypotheses_are_distinct_end_once_and_stand_in_the_order_of_their_scores
             assert len(hypothesis.ids) <= len(line) + 1 + OPTIONS.max_extra_tokens
             assert hypothesis.ids.index(EOS) == len(hypothesis.ids) - 1
             assert hypothesis.text == system[3].decode(hypothesis.ids)
-
-
-def test_the_search_reports_the_log_probabilities_that_scoring_gives(system, rng, assert_equal):
-    lines = random_lines(rng, 13)
-    pairs, expected = [], []
-    for line, found in zip(lines, run(system, lines), strict=True):
-        for hypothesis in found:
             if hypothesis.text.strip():
                 pairs.append((line, hypothesis.text))
                 expected.append(hypothesis.log_probs)
@@ -209,12 +201,11 @@ def test_learned_positions_end_a_translation_at_max_len(random_params, system):
 
 
 @pytest.mark.parametrize("side", [0, 1])
-def test_a_tokenizer_with_more_ids_than_the_model_is_refused(system, side):
+def test_pairs_are_not_scored_by_a_tokenizer_with_more_ids_than_the_model(system, side):
     model, params, *tokenizers = system
     tokenizers[side] = train_characters([LETTERS + "lmno"])
-    for use, texts in ((translate, ["abc"]), (score_pairs, [("abc", "d")])):
-        with pytest.raises(ConfigError, match="has 20 ids, but the model has only 16"):
-            use(Loaded(model, params, *tokenizers), texts)
+    with pytest.raises(ConfigError, match="has 20 ids, but the model has only 16"):
+        score_pairs(Loaded(model, params, *tokenizers), [("abc", "d")])
 
 
 def test_special_ids_of_a_tokenizer_that_are_not_the_models_are_refused(system):
@@ -258,14 +249,3 @@ def test_what_is_no_pair_is_refused(system, pair):
 
 def test_lines_that_are_made_on_the_way_are_all_taken(system):
     assert run(system, (x for x in ["a", "b"])) == run(system, ["a", "b"])
-
-
-def test_another_kind_of_model_is_refused(system, random_params):
-    _, params, *tokenizers = system
-    config = dataclasses.replace(system[0].config, num_encoder_layers=0)
-    message = "the class DecoderOnly, but this needs EncoderDecoder: use complete, score or embed"
-    with pytest.raises(ConfigError, match=message):
-        translate(Loaded(DecoderOnly(config), params, *tokenizers), ["abc"], details=True)
-    message = "the class EncoderDecoder, but this needs DecoderOnly: use translate, or load"
-    with pytest.raises(ConfigError, match=message):
-        complete(Loaded(system[0], params, tokenizers[0]), ["abc"], details=True)

@@ -2,40 +2,52 @@
 
 import json
 import shutil
+from functools import cache
 
 import numpy as np
 import pytest
+from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file, save_file
 
-from jaxformer.nn.heads import Classifier
-from jaxformer.nn.models import DecoderOnly
 from jaxformer.pretrained import save_pretrained
-from tests.pretrained.models import MODELS, inputs_of
+from jaxformer.pretrained.model_specs import param_shapes, spec_of
+from tests.made_once import made_once
+from tests.pretrained.models import MODELS, SHADOWED
 
 
 @pytest.fixture(scope="package")
-def filled(random_params):
+def filled():
     """A model of `MODELS` with random parameters; those without a place in a folder are zero."""
 
+    @cache
+    def params_of(name):
+        rng, params = np.random.default_rng(0), {}
+        for path, shape in param_shapes(MODELS[name][1]).items():
+            center = 1.0 if path.endswith("scale") else 0.0
+            params[path] = (center + 0.3 * rng.standard_normal(shape)).astype(np.float32)
+        if spec_of(MODELS[name][1]).kind == "decoder_classifier":
+            params["head/bias"] *= 0.0
+        return params
+
     def fill(name):
-        _, model = MODELS[name]
-        params = random_params(model, *inputs_of(model))
-        if isinstance(model, Classifier) and isinstance(model.backbone, DecoderOnly):
-            params["head"]["bias"] *= 0.0
-        return model, params
+        params = {path: leaf.copy() for path, leaf in params_of(name).items()}
+        return MODELS[name][1], unflatten_dict(params, sep="/")
 
     return fill
 
 
 @pytest.fixture(scope="package")
-def saved(filled, tmp_path_factory):
+def saved(filled, tmp_path_factory, worker_id):
     """The folder with one of `MODELS`, which is written once."""
-    root = tmp_path_factory.mktemp("saved")
 
     def write(name):
-        if not (root / name).exists():
-            save_pretrained(root / name, *filled(name), family=MODELS[name][0])
-        return root / name
+        family, _ = MODELS[name]
+        named = family if family in SHADOWED else None
+
+        def save(folder):
+            save_pretrained(folder / "model", *filled(name), family=named)
+
+        return made_once(tmp_path_factory, f"saved {name}", save, worker_id) / "model"
 
     return write
 

@@ -41,6 +41,7 @@ GPT2 = with_fields(
         "feed_forward.activation": "gelu_tanh",
         "embeddings.tied": "output",
         "embeddings.scale": False,
+        "initializer": "normal",  # as of a loaded model, so both are one to a cache
     },
 )
 LLAMA = with_fields(
@@ -140,6 +141,7 @@ MARIAN = TransformerConfig(
 BART = with_fields(
     MARIAN,
     {
+        "initializer": "normal",
         "positions": Learned(),
         "feed_forward.activation": "gelu",
         "embeddings.norm": True,
@@ -149,6 +151,7 @@ BART = with_fields(
 M2M100 = with_fields(
     MARIAN,
     {
+        "initializer": "normal",
         "positions": Sinusoidal("halves", endpoint=True, offset=2),
         "feed_forward.activation": "relu",
         "norm.placement": "pre",

@@ -7,42 +7,19 @@ import shutil
 import struct
 import tracemalloc
 
-import numpy as np
 import pytest
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
-import jaxformer as jf
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.pretrained import load_pretrained
 
-CONFIG = jf.TransformerConfig(
-    vocab_size=7,
-    d_model=6,
-    d_ff=5,
-    num_heads=3,
-    num_decoder_layers=1,
-    max_len=11,
-    norm=jf.NormOptions(placement="pre", eps=1e-5),
-    feed_forward=jf.FeedForwardOptions("gelu_tanh"),
-    embeddings=jf.EmbeddingOptions(tied="output", scale=False),
-    positions=jf.Learned(),
-)
 INDEX = "model.safetensors.index.json"
 
 
-@pytest.fixture(scope="module")
-def whole(random_params, tmp_path_factory):
-    """A folder with nothing wrong."""
-    folder = tmp_path_factory.mktemp("whole") / "model"
-    model = jf.DecoderOnly(CONFIG)
-    save_pretrained(folder, model, random_params(model, np.ones((2, 3), int)))
-    return folder
-
-
 @pytest.fixture
-def folder(whole, tmp_path):
-    """A copy of the whole folder."""
-    return shutil.copytree(whole, tmp_path / "model")
+def folder(saved, tmp_path):
+    """A copy of a folder with nothing wrong."""
+    return shutil.copytree(saved("gpt2"), tmp_path / "model")
 
 
 def refused(folder, error, reason):
@@ -149,12 +126,11 @@ def test_a_config_that_is_none_is_refused(folder, text, reason):
         ({"n_layer": 10**9}, ConfigError, "n_layer=1000000000, but it must be a whole number"),
         ({"n_embd": 2**24, "n_head": 2**23}, DataError, "but .* is needed"),
         ({"n_inner": 2**24, "n_positions": 2**24}, DataError, "but .* is needed"),
-        ({"vocab_size": 2**24}, DataError, "wte.weight is .7, 6., but .16777216, 6. is needed"),
+        ({"vocab_size": 2**24}, DataError, "wte.weight is .23, 10., but .16777216, 10. is needed"),
     ],
 )
-def test_nothing_is_allocated_for_what_a_config_claims(folder, settings, error, reason):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+def test_nothing_is_allocated_for_what_a_config_claims(folder, change, settings, error, reason):
+    change(folder, **settings)
     tracemalloc.start()
     try:
         refused(folder, error, reason)
@@ -162,11 +138,3 @@ def test_nothing_is_allocated_for_what_a_config_claims(folder, settings, error, 
     finally:
         tracemalloc.stop()
     assert peak < 32 * 2**20
-
-
-def test_damaged_numbers_are_refused(folder):
-    path = folder / "model.safetensors"
-    tensors = load_file(path)
-    tensors["transformer.wte.weight"][3, 2] = np.nan
-    save_file(tensors, path)
-    refused(folder, DataError, "transformer.wte.weight holds numbers that are not finite")

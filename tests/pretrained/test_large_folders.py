@@ -66,6 +66,7 @@ def folder(tmp_path, random_params):
     return tmp_path
 
 
+@pytest.mark.long
 def test_the_host_never_holds_a_whole_tensor_and_the_devices_hold_their_parts(folder):
     words = [sys.executable, "-c", _READ, str(folder / "large"), str(folder / "small")]
     flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}

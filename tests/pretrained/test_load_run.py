@@ -1,6 +1,7 @@
 """`load`: a run's folder and a folder of `transformers` give model, weights and tokenizers."""
 
 import json
+import shutil
 from dataclasses import asdict, dataclass, replace
 
 import jax
@@ -25,7 +26,7 @@ from jaxformer.ops.attention import blockwise, reference
 from jaxformer.pretrained import load, save_pretrained
 from jaxformer.text.tokenizers import train_characters, train_words
 
-SIZES = TransformerConfig(vocab_size=97, d_model=6, d_ff=7, num_heads=2, max_len=13)
+SIZES = TransformerConfig(vocab_size=7, d_model=6, d_ff=7, num_heads=2, max_len=13)
 GPT = replace(
     SIZES, num_decoder_layers=1, norm=NormOptions(placement="pre"), positions=Rotary(), head_dim=4
 )
@@ -51,20 +52,19 @@ def times(factor, params):
     return jax.tree.map(lambda leaf: leaf * np.float32(factor), params)
 
 
-@pytest.fixture
-def make_run(tmp_path, random_params):
+@pytest.fixture(scope="module")
+def make_run(tmp_path_factory, random_params):
     """Writes the folder of a run with two checkpoints; gives it and the newer parameters."""
 
-    def make(model, config, tokenizers, *inputs, training=None, positions=None):
-        params = random_params(model, *(inputs or (TOKENS,)))
-        folder = tmp_path / "run"
+    def make(model, tokenizers, *inputs):
+        config, params = model.config, random_params(model, *(inputs or (TOKENS,)))
+        folder = tmp_path_factory.mktemp("runs") / "run"
         (folder / "tokenizer").mkdir(parents=True)
         for name, tokenizer in tokenizers.items():
             tokenizer.save(folder / "tokenizer" / f"{name}.json")
         # what is asked for; the tokenizer has fewer ids
-        written = {"model": asdict(replace(config, vocab_size=97)), "training": training or {}}
-        name = type(config.positions).__name__.lower()
-        written["model"]["positions"] = positions or {"type": name}
+        written = {"model": asdict(replace(config, vocab_size=97)), "training": {}}
+        written["model"]["positions"] = {"type": type(config.positions).__name__.lower()}
         (folder / "config.json").write_text(json.dumps(written))
         half, twice = times(0.5, params), times(2.0, params)
         with Checkpoints(folder / "checkpoints") as checkpoints:
@@ -79,23 +79,40 @@ def same(found, expected):
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-def test_a_run_of_a_causal_model_is_its_newest_weights_with_the_tokenizers_vocabulary(make_run):
-    words = train_words(["ab cd ef"], 7)
-    config = replace(GPT, vocab_size=words.vocab_size)
-    folder, params = make_run(DecoderOnly(config), config, {"tokenizer": words})
+@pytest.fixture(scope="module")
+def gpt_run(make_run):
+    """A run of `DecoderOnly(GPT)` without a tokenizer, and its parameters."""
+    return make_run(DecoderOnly(GPT), {})
+
+
+@pytest.fixture
+def run(gpt_run, tmp_path):
+    """A copy of that run, to be changed, and its parameters."""
+    return shutil.copytree(gpt_run[0], tmp_path / "run"), gpt_run[1]
+
+
+def change(folder, part, **settings):
+    """Changes `settings` of a part of the run's config.json."""
+    path = folder / "config.json"
+    written = json.loads(path.read_text())
+    path.write_text(json.dumps(written | {part: written[part] | settings}))
+
+
+def test_a_run_of_a_causal_model_is_its_newest_weights_with_the_tokenizers_vocabulary(run):
+    words, (folder, params) = train_words(["ab cd ef"], 7), run
+    words.save(folder / "tokenizer" / "tokenizer.json")
     found = load(folder)
-    assert found.model == DecoderOnly(config)
+    assert found.model == DecoderOnly(GPT)
     assert found.tokenizer is found.target_tokenizer
     assert found.tokenizer.encode("cd ab") == words.encode("cd ab")
     same(found.params, params)
     assert load(folder, attention_fn=blockwise, dtype="bfloat16").model == DecoderOnly(
-        replace(config, dtype="bfloat16"), blockwise
+        replace(GPT, dtype="bfloat16"), blockwise
     )
 
 
-def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_names(make_run):
-    config = replace(GPT, vocab_size=7)
-    folder, params = make_run(DecoderOnly(config), config, {})
+def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_names(run):
+    folder, params = run
     (folder / "weights.json").write_text('{"steps": [3, 5], "tree": "ema"}')
     found = load(folder)
     assert found.tokenizer is None
@@ -104,18 +121,11 @@ def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_nam
     same(load(folder).params, times(0.75, params))
 
 
-AVERAGES = {
-    "none": ({}, 1.0),
-    "one": ({"ema_decay": 0.9}, 0.5),
-}
-
-
-@pytest.mark.parametrize("name", AVERAGES)
-def test_an_unfinished_run_gives_the_newest_of_the_tree_that_becomes_its_result(make_run, name):
-    training, factor = AVERAGES[name]
-    config = replace(GPT, vocab_size=7)
-    folder, params = make_run(DecoderOnly(config), config, {}, training=training)
-    same(load(folder).params, times(factor, params))
+def test_an_unfinished_run_gives_the_newest_of_the_tree_that_becomes_its_result(run):
+    folder, params = run
+    same(load(folder).params, params)
+    change(folder, "training", ema_decay=0.9)
+    same(load(folder).params, times(0.5, params))
 
 
 def test_a_run_of_a_translator_gives_both_tokenizers_and_vocabularies(make_run):
@@ -128,8 +138,8 @@ def test_a_run_of_a_translator_gives_both_tokenizers_and_vocabularies(make_run):
         source_vocab_size=source.vocab_size,
         embeddings=EmbeddingOptions(tied="output"),
     )
-    model = EncoderDecoder(config)
-    folder, params = make_run(model, config, {"source": source, "target": target}, TOKENS, TOKENS)
+    model, tokenizers = EncoderDecoder(config), {"source": source, "target": target}
+    folder, params = make_run(model, tokenizers, TOKENS, TOKENS)
     found = load(folder)
     assert found.model == model
     assert found.tokenizer.decode([4, 5]) == "ab" and found.target_tokenizer.decode([4, 5]) == "de"
@@ -138,80 +148,69 @@ def test_a_run_of_a_translator_gives_both_tokenizers_and_vocabularies(make_run):
 
 def test_a_run_of_a_masked_model_has_its_head(make_run):
     words = train_words(["ab cd ef"], 7)
-    config = replace(SIZES, num_encoder_layers=1, vocab_size=words.vocab_size)
-    folder, params = make_run(MaskedLanguageModel(config), config, {"tokenizer": words})
+    config = replace(SIZES, num_encoder_layers=1)
+    folder, params = make_run(MaskedLanguageModel(config), {"tokenizer": words})
     found = load(folder)
     assert found.model == MaskedLanguageModel(config)
     same(found.params, params)
 
 
-def test_a_run_keeps_the_parts_that_it_was_trained_with(make_run):
-    config = replace(GPT, vocab_size=7)
-    training = {"block": f"{__name__}:NamedBlock", "attention_fn": f"{__name__}:named_attention"}
-    positions = {"type": f"{__name__}:NamedPositions", "period": 3}
-    folder, _ = make_run(DecoderOnly(config), config, {}, training=training, positions=positions)
-    config = replace(config, positions=NamedPositions(period=3))
+def test_a_run_keeps_the_parts_that_it_was_trained_with(run):
+    folder, _ = run
+    block, attention_fn = f"{__name__}:NamedBlock", f"{__name__}:named_attention"
+    change(folder, "training", block=block, attention_fn=attention_fn)
+    change(folder, "model", positions={"type": f"{__name__}:NamedPositions", "period": 3})
+    config = replace(GPT, positions=NamedPositions(period=3))
     assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock)
 
 
-def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(make_run):
-    config = replace(GPT, vocab_size=7)
-    llama3 = {"type": "llama3", "factor": 8.0}
-    positions = {"type": "rotary", "base": 1e6, "scaling": llama3}
-    folder, _ = make_run(DecoderOnly(config), config, {}, positions=positions)
-    long = Rotary(base=1e6, scaling=Llama3(factor=8.0))
-    assert load(folder).model.config == replace(config, positions=long)
-    written = json.loads((folder / "config.json").read_text())
-
-    def load_with(positions):
-        model = written["model"] | {"positions": positions}
-        (folder / "config.json").write_text(json.dumps(written | {"model": model}))
-        return load(folder).model.config.positions
-
-    assert load_with("rotary") == Rotary()
-    for wrong, message in (
-        ({"type": "spiral"}, "type='spiral' is not supported: only no_positions, sinusoidal, "),
-        ({"type": "no.such.module:Scheme"}, "trained with positions='no.such.module:Scheme', whi"),
-        ({"base": 1e6}, "type='' is not supported"),
-        ({"type": "rotary", "angle": 3}, "unexpected keyword argument 'angle'"),
-        ([1], r"config.json: model: \[1\] must be an object, or the name of a class"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            load_with(wrong)
+LONG = {"type": "rotary", "base": 1e6, "scaling": {"type": "llama3", "factor": 8.0}}
 
 
 @pytest.mark.parametrize(
-    "training",
-    [{"block": "no.such.module:Block"}, {"attention_fn": f"{__name__}:absent"}, {"block": "Block"}],
+    ("positions", "expected"),
+    [(LONG, Rotary(base=1e6, scaling=Llama3(factor=8.0))), ("rotary", Rotary())],
 )
-def test_a_block_that_cannot_be_imported_is_named(make_run, training):
-    config = replace(GPT, vocab_size=7)
-    folder, _ = make_run(DecoderOnly(config), config, {}, training=training)
-    ((option, name),) = training.items()
-    with pytest.raises(ConfigError, match=f"trained with {option}='{name}', which cannot be imp"):
-        load(folder)
+def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(run, positions, expected):
+    change(run[0], "model", positions=positions)
+    assert load(run[0]).model.config == replace(GPT, positions=expected)
 
 
-def test_weights_that_are_not_the_models_are_refused(make_run):
-    config = replace(GPT, vocab_size=7)
-    folder, _ = make_run(DecoderOnly(config), replace(config, d_ff=11), {})
+@pytest.mark.parametrize(
+    ("part", "settings", "message"),
+    [
+        ("model", {"positions": {"type": "spiral"}}, "type='spiral' is not supported: only no_pos"),
+        ("model", {"positions": {"base": 1e6}}, "type='' is not supported"),
+        ("model", {"positions": {"type": "rotary", "angle": 3}}, "unexpected keyword argument 'an"),
+        ("model", {"positions": [1]}, r"config.json: model: \[1\] must be an object, or the name"),
+        ("model", {"positions": {"type": "absent:X"}}, "positions='absent:X', which cannot be imp"),
+        ("training", {"block": "absent:X"}, "trained with block='absent:X', which cannot be imp"),
+        ("training", {"block": "Block"}, "trained with block='Block', which cannot be imported"),
+        ("training", {"attention_fn": f"{__name__}:X"}, f"attention_fn='{__name__}:X', which cann"),
+    ],
+)
+def test_parts_that_are_unknown_or_cannot_be_imported_are_named(run, part, settings, message):
+    change(run[0], part, **settings)
+    with pytest.raises(ConfigError, match=message):
+        load(run[0])
+
+
+def test_weights_that_are_not_the_models_are_refused(run):
+    change(run[0], "model", d_ff=11)
     with pytest.raises(CheckpointError, match=r"feed_forward/down/kernel is \(7, 6\) in params"):
-        load(folder)
+        load(run[0])
 
 
-def test_a_tokenizer_of_another_run_is_refused(make_run):
-    config = replace(GPT, vocab_size=7)
-    words = train_words(["ab cd ef gh ij"], 11)
-    folder, _ = make_run(DecoderOnly(config), config, {"tokenizer": words})
+def test_a_tokenizer_of_another_run_is_refused(run):
+    train_words(["ab cd ef gh ij"], 11).save(run[0] / "tokenizer" / "tokenizer.json")
     with pytest.raises(ConfigError, match="run: the tokenizer has 9 ids, but the model has only 7"):
-        load(folder)
+        load(run[0])
 
 
 def test_a_folder_of_transformers_is_loaded_too(tmp_path, random_params):
     words = train_words(["ab cd ef"], 7)
     config = replace(
         GPT,
-        vocab_size=words.vocab_size,
         norm=NormOptions("rms", placement="pre", eps=1e-6),
         feed_forward=FeedForwardOptions("silu", gated=True),
         embeddings=EmbeddingOptions(scale=False, tied="none"),

@@ -7,7 +7,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from jaxformer.errors import ConfigError, DataError
@@ -15,6 +15,7 @@ from jaxformer.text import data
 from jaxformer.text.data import text_files
 from jaxformer.text.data import tokens as tokens_module
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, Tokenizer, train_bpe, train_characters
+from tests.text.examples import examples
 
 BOM = b"\xef\xbb\xbf"
 SPLITS = ["file", "line", "blank_line"]
@@ -87,7 +88,7 @@ def set_block_size(patch, size):
     patch.setattr(text_files, "BLOCK_LENGTH", size)
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@examples
 @given(content=CONTENT, split=st.sampled_from(SPLITS), block=st.integers(1, 13))
 def test_the_documents_of_any_file_are_those_of_a_plain_reader(content, split, block, folder):
     path = folder / "any.txt"
@@ -114,13 +115,13 @@ def test_documents_not_taken_are_passed_over(tmp_path, monkeypatch, split):
 def test_blocks_are_of_about_128_kilobytes_and_the_file_is_never_held(tmp_path):
     path = tmp_path / "large.txt"
     with open(path, "wb") as file:
-        for _ in range(5):
+        for _ in range(3):
             file.write(b"x = 1\n    y = 2\n" * 65_537)
     tracemalloc.start()
     sizes = [len(x) for x in chain.from_iterable(data.read_documents([path], split="file"))]
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert sum(sizes) == path.stat().st_size == 5 * 16 * 65_537
+    assert sum(sizes) == path.stat().st_size == 3 * 16 * 65_537
     assert min(sizes[:-1]) > 64 << 10 and max(sizes) < 192 << 10
     assert peak < 2 << 20
 
@@ -162,7 +163,7 @@ CODE = [
 ]
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@examples
 @given(text=st.lists(st.sampled_from(CODE), min_size=1, max_size=40).map("".join))
 def test_ids_of_blocks_are_those_of_the_whole_wherever_a_block_can_end_well(
     text, tokenizer, folder
@@ -215,8 +216,8 @@ def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokeniz
         assert len(tokens) == 1
         return most
 
-    few = peak(11)
-    assert peak(110) - few < 300_000
+    few = peak(5)
+    assert peak(50) - few < 300_000
 
 
 def test_masked_vocabularies_mark_documents_likewise(tmp_path):

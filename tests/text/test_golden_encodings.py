@@ -56,11 +56,9 @@ def test_bert_encodes_ten_thousand_questions_as_it_did(folder, bert):
     rows = bert.encode_batch([question["original"] for question in questions])
     assert len(rows) == 10_570
     assert rows == golden(folder, "tokenized_questions.json.gz")
-    pieces = [[bert.token(i) for i in row] for row in rows]
+    names = [bert.token(i) for i in range(bert.vocab_size)]
+    pieces = [[names[i] for i in row] for row in rows]
     assert pieces == [question["wordpiece"] for question in questions]
-    words = [" ".join(row).replace(" ##", "").split(" ") for row in pieces]
-    assert words == golden(folder, "basic_tokenized_questions.json.gz")
-    assert words == [question["basic"] for question in questions]
 
 
 @pytest.mark.parametrize("name", ["bert-base-uncased", "google-bert/bert-base-uncased"])

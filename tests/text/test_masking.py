@@ -5,7 +5,6 @@ import hashlib
 import numpy as np
 import pytest
 
-from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import MaskedBatch, MaskedStream, Tokens
 from jaxformer.text.tokenizers import SpecialTokens
 
@@ -89,7 +88,7 @@ def test_labels_are_the_originals_and_all_else_is_left_as_it_was():
 )
 def test_so_many_tokens_of_a_full_row_are_chosen(length, rate, count):
     seen = 0
-    for batch in epoch(stream(counted(1999), seq_len=length, mask_prob=rate)):
+    for batch in epoch(stream(counted(15 * length), seq_len=length, mask_prob=rate)):
         assert (
             batch.masked_positions.shape
             == batch.labels.shape
@@ -154,48 +153,6 @@ def test_special_tokens_are_never_chosen_and_never_put_in(pairs):
 # Pure
 
 
-def test_a_batch_depends_on_seed_and_step_alone():
-    for pairs in (False, True):
-        tokens = counted(500, 0, 497)
-        went = {
-            step: digest(stream(tokens, next_sentence=pairs).batch(step))
-            for step in (9, 0, 31, 400)
-        }
-        again = stream(tokens, next_sentence=pairs)
-        assert {step: digest(again.batch(step)) for step in sorted(went)} == went
-        assert len(set(went.values())) == 4
-        assert digest(stream(tokens, next_sentence=pairs, seed=3).batch(9)) != went[9]
-
-
-def test_the_masks_of_a_seed_are_the_same_in_every_version():
-    batch = stream(counted(17), batch_size=4, seq_len=8, mask_prob=0.4).batch(0)
-    assert [x.tolist() for x in (batch.tokens, batch.masked_positions, batch.labels)] == [
-        [
-            [0, 0, 0, 0, 0, 0, 0, 0],
-            [1, 5, 6, 4, 4, 4, 10, 2],
-            [1, 17, 18, 19, 20, 4, 2, 0],
-            [1, 4, 12, 13, 14, 15, 4, 2],
-        ],
-        [[0, 0, 0], [3, 4, 5], [1, 4, 5], [1, 4, 6]],
-        [[0, 0, 0], [7, 8, 9], [17, 20, 21], [11, 14, 16]],
-    ]
-
-
-def test_the_pairs_of_a_seed_are_the_same_in_every_version():
-    batch = stream(
-        counted(9, 8), batch_size=4, seq_len=8, mask_prob=0.4, next_sentence=True, seed=3
-    ).batch(0)
-    assert [x.tolist() for x in (originals(batch), batch.next_sentence)] == [
-        [
-            [1, 15, 2, 10, 11, 12, 13, 2],
-            [1, 5, 6, 7, 2, 8, 9, 2],
-            [1, 17, 18, 19, 20, 2, 11, 2],
-            [1, 9, 10, 11, 2, 12, 13, 2],
-        ],
-        [0, 1, 0, 1],
-    ]
-
-
 def test_masks_are_new_in_every_epoch():
     masked = stream(counted(997))
     chosen = [{int(i) for b in epoch(masked, e) for i in b.labels[b.loss_mask]} for e in range(3)]
@@ -204,22 +161,6 @@ def test_masks_are_new_in_every_epoch():
         assert share < 0.3
     again = masked.batch(masked.steps_per_epoch), masked.batch(2 * masked.steps_per_epoch)
     assert len({x.masked_positions.tobytes() for x in (masked.batch(0), *again)}) == 3
-
-
-def test_the_fingerprint_changes_with_all_that_changes_batches():
-    tokens = counted(500, 497)
-    changes = [
-        {"batch_size": 4},
-        {"seq_len": 24},
-        {"seed": 3},
-        {"vocab_size": 5004},
-        {"mask_prob": 0.2},
-    ]
-    changes += [{"next_sentence": True}, {"special": SPECIAL._replace(unk=None)}, {}]
-    prints = {stream(tokens, **change).fingerprint for change in changes}
-    prints.add(stream(counted(501, 496)).fingerprint)
-    assert len(prints) == 9
-    assert stream(tokens).fingerprint in prints
 
 
 # Pairs
@@ -302,41 +243,3 @@ def test_a_cover_in_pairs_is_made_of_rows_of_both_kinds_from_the_whole_text():
 
 
 # Refusals
-
-
-@pytest.mark.parametrize("role", ["mask", "bos", "eos"])
-def test_a_vocabulary_without_what_masked_rows_need_is_refused(role):
-    with pytest.raises(DataError, match=f"masked rows need a {role} token"):
-        stream(counted(97), special=SPECIAL._replace(**{role: None}))
-
-
-def test_a_corpus_of_nothing_or_of_one_document_is_refused():
-    with pytest.raises(DataError, match="a corpus of 0 ids .* 1 are needed"):
-        stream(counted())
-    with pytest.raises(DataError, match="next_sentence needs two documents"):
-        stream(counted(97, 0), next_sentence=True)
-
-
-def test_ids_outside_the_vocabulary_are_refused():
-    with pytest.raises(DataError, match="ids must be 0 to 95, got .*another vocabulary"):
-        list(epoch(stream(counted(97), vocab_size=96)))
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"seq_len": 2}, "seq_len must be at least 3 .bos, a token, eos., got 2"),
-        (
-            {"seq_len": 4, "next_sentence": True},
-            "seq_len must be at least 5 .bos, A, eos, B, eos., got 4",
-        ),
-        ({"seed": 1 << 64}, "seed must be 0 to"),
-        ({"mask_prob": 0.0}, "mask_prob must be between 0 and 1, got 0.0"),
-        ({"mask_prob": 1.0}, "mask_prob must be between 0 and 1, got 1.0"),
-        ({"vocab_size": 5}, "vocab_size must be more than the 5 special"),
-    ],
-)
-def test_impossible_settings_of_masked_rows_are_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
-        stream(counted(50, 47), **change)

@@ -1,6 +1,5 @@
 """Streams of documents to batches: every label once, documents apart, nothing held in memory."""
 
-import hashlib
 import itertools
 import os
 import subprocess
@@ -37,12 +36,6 @@ def counted_labels(batches) -> list[int]:
     return [int(label) for batch in batches for label in batch.tokens[:, 1:][batch.loss_mask]]
 
 
-def digest(batch) -> str:
-    """The bytes of a batch, equal for equal batches."""
-    parts = [repr((part.dtype.str, part.shape)).encode() + part.tobytes() for part in batch]
-    return hashlib.sha256(b"".join(parts)).hexdigest()
-
-
 # The order
 
 
@@ -64,10 +57,10 @@ def test_an_order_may_be_asked_for_place_by_place_and_is_never_held():
 
 
 def test_every_order_of_four_things_is_as_likely_as_any_other():
-    found = [tuple(permute(np.arange(4), 4, keys_of(seed)).tolist()) for seed in range(1200)]
+    found = [tuple(permute(np.arange(4), 4, keys_of(seed)).tolist()) for seed in range(480)]
     counts = np.array([found.count(order) for order in itertools.permutations(range(4))])
     # 23 degrees of freedom: more than 60 has a probability of about 4e-5.
-    assert ((counts - 50) ** 2 / 50).sum() < 60
+    assert ((counts - 20) ** 2 / 20).sum() < 60
 
 
 # Batches
@@ -146,33 +139,6 @@ def test_segments_number_the_documents_of_a_row_and_positions_restart_in_each():
         plain_rows(tokens, batch)
 
 
-def test_the_batches_of_a_seed_are_the_same_in_every_version():
-    stream = Stream(counted(20), batch_size=2, seq_len=3, seed=5, isolate_documents=False)
-    assert [batch.tokens.tolist() for batch in epoch(stream)] == [
-        [[8, 9, 10, 11], [11, 12, 13, 14]],
-        [[0, 1, 2, 0], [14, 15, 16, 17]],
-        [[5, 6, 7, 8], [17, 18, 19, 0]],
-        [[2, 3, 4, 5], [0, 0, 0, 0]],
-    ]
-
-
-def test_a_stream_resumed_at_a_step_goes_on_bit_for_bit():
-    straight = Stream(documents(), batch_size=3, seq_len=7, seed=2, isolate_documents=True)
-    went = [digest(straight.batch(step)) for step in range(11)]
-    resumed = Stream(documents(), batch_size=3, seq_len=7, seed=2, isolate_documents=True)
-    for step in (10, 5, 7, 6):
-        assert digest(resumed.batch(step)) == went[step]
-
-
-def test_the_fingerprint_changes_with_all_that_changes_batches():
-    base = {"batch_size": 3, "seq_len": 7, "seed": 2, "isolate_documents": True}
-    changes = [{"batch_size": 4}, {"seq_len": 8}, {"seed": 3}, {"isolate_documents": False}]
-    prints = {Stream(documents(), **base | change).fingerprint for change in ({}, *changes)}
-    prints.add(Stream(documents((5, 1, 0, *LENGTHS[3:])), **base).fingerprint)
-    assert len(prints) == 6
-    assert Stream(documents(), **base).fingerprint in prints
-
-
 # The whole, in order
 
 
@@ -224,62 +190,42 @@ def resident():
     lines = (line.split() for line in open("/proc/self/status"))
     found = {line[0]: int(line[1]) for line in lines if line[0] in ("RssAnon:", "RssFile:")}
     return found["RssAnon:"], found["RssFile:"]
-before = resident()
-tokens = open_tokens(sys.argv[1])
-stream = Stream(tokens, batch_size=8, seq_len=256, seed=1, isolate_documents=False)
-stream.fingerprint
-opened = resident()
-most = 0
-for step in range(200):
-    assert stream.batch(step * 7919).tokens.shape == (8, 257)
-    most = max(most, resident()[0])
-print(opened[1] - before[1], most)
+for path in sys.argv[1:]:
+    before = resident()
+    tokens = open_tokens(path)
+    stream = Stream(tokens, batch_size=8, seq_len=256, seed=1, isolate_documents=False)
+    stream.fingerprint
+    opened = resident()
+    most = 0
+    for step in range(200):
+        assert stream.batch(step * 7919).tokens.shape == (8, 257)
+        most = max(most, resident()[0])
+    print(opened[1] - before[1], most)
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="RssAnon is told by Linux only")
 def test_two_gigabytes_of_ids_need_no_more_memory_than_two_megabytes(tmp_path):
-    most = []
-    for total in (1_000_003, 1_000_000_007):
-        sparse_tokens(tmp_path / "a.tokens", total, [total // 7, total // 3, total // 2])
-        command = [sys.executable, "-c", MEASURE, str(tmp_path / "a.tokens")]
-        shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        read, anonymous = map(int, shown.split())
-        assert read < 20 << 10, "opening reads the file through"
-        most.append(anonymous)
-    assert most[1] - most[0] < 50 << 10
+    sizes = (1_000_003, 1_000_000_007)
+    for total in sizes:
+        sparse_tokens(tmp_path / f"{total}", total, [total // 7, total // 3, total // 2])
+    command = [sys.executable, "-c", MEASURE, *(str(tmp_path / f"{total}") for total in sizes)]
+    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    (read, small), (more_read, large) = (map(int, line.split()) for line in shown.splitlines())
+    assert max(read, more_read) < 20 << 10, "opening reads the file through"
+    assert large - small < 50 << 10
 
 
 # Refusals
 
 
-def test_a_corpus_smaller_than_one_context_is_refused_with_both_numbers():
-    with pytest.raises(DataError, match="a corpus of 7 ids is smaller .* 8 are needed"):
-        Stream(counted(7), batch_size=2, seq_len=7, seed=1, isolate_documents=False)
+def test_a_cover_of_one_id_is_refused_with_both_numbers():
     with pytest.raises(DataError, match="a corpus of 1 ids .* 2 are needed"):
         next(data.iterate_once(counted(1), batch_size=2, seq_len=7, isolate_documents=False))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
-        ({"seq_len": 0}, "seq_len must be at least 1, got 0"),
-        ({"seed": -1}, "seed must be 0 to 2.64 - 1, got -1"),
-    ],
-)
-def test_impossible_settings_of_a_stream_are_refused(change, message):
-    with pytest.raises(ConfigError, match=message):
-        Stream(
-            counted(97),
-            **{"batch_size": 2, "seq_len": 7, "seed": 1, "isolate_documents": False} | change,
-        )
-
-
-def test_a_step_before_the_first_and_a_stride_that_skips_are_refused():
-    stream = Stream(counted(97), batch_size=2, seq_len=7, seed=1, isolate_documents=False)
-    with pytest.raises(ConfigError, match="step must be 0 or more, got -1"):
-        stream.batch(-1)
+def test_a_stride_that_skips_is_refused():
     for stride in (0, 8):
         with pytest.raises(ConfigError, match="stride must be 1 to seq_len .7., got"):
             next(
@@ -287,16 +233,3 @@ def test_a_step_before_the_first_and_a_stride_that_skips_are_refused():
                     counted(97), batch_size=2, seq_len=7, stride=stride, isolate_documents=False
                 )
             )
-
-
-def test_ids_outside_the_vocabulary_of_a_damaged_file_are_refused(tmp_path):
-    path = tmp_path / "a.tokens"
-    data.write_tokens(path, [[5] * 97], vocab_size=11)
-    content = bytearray(path.read_bytes())
-    content[64:66] = (11).to_bytes(2, "little")
-    path.write_bytes(content)
-    stream = Stream(
-        data.open_tokens(path), batch_size=32, seq_len=7, seed=1, isolate_documents=False
-    )
-    with pytest.raises(DataError, match="id 11 is outside the vocabulary of 11 ids"):
-        stream.batch(0)

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import tokenizers as library
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.errors import ConfigError, DataError
@@ -22,6 +22,7 @@ from jaxformer.text.tokenizers import (
     train_characters,
     train_words,
 )
+from tests.text.examples import examples
 
 LINES = [
     "Der kleine Hund läuft schnell .",
@@ -63,7 +64,7 @@ def test_bpe_decodes_odd_text_exactly(kind, odd, request):
     assert [tokenizer.decode(tokenizer.encode(text)) for text in odd] == odd
 
 
-@settings(max_examples=1000, deadline=None, database=None)
+@examples
 @given(texts=st.lists(st.text(), min_size=1, max_size=5))
 def test_bpe_decodes_every_text_exactly_and_never_gives_a_special_id(bpe, bare, texts):
     for tokenizer in (bpe, bare):
@@ -74,7 +75,7 @@ def test_bpe_decodes_every_text_exactly_and_never_gives_a_special_id(bpe, bare, 
         assert not any(special.intersection(ids) for ids in batch)
 
 
-@settings(max_examples=300, deadline=None, database=None)
+@examples
 @given(text=st.lists(st.sampled_from(["das", "Haus", "'s", "7", ".", " ", "\n", "é\u2028"])))
 def test_without_a_prefix_a_text_has_the_ids_of_its_pieces(bare, text):
     text = "".join(text)
@@ -159,7 +160,7 @@ def test_the_fingerprint_tells_tokenizers_apart_and_equal_text_gives_equal_ones(
     assert train_bpe(LINES * 7, 306).fingerprint != bpe.fingerprint
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@examples
 @given(text=st.text(alphabet=sorted(set("".join(LINES)))))
 def test_characters_decode_known_characters_exactly(characters, text):
     ids = characters.encode(text)
@@ -193,7 +194,7 @@ def test_words_are_kept_by_frequency_and_joined_by_one_space():
     assert tokenizer.decode([5, 4, UNK, 4]) == "a b b"
 
 
-@settings(max_examples=200, deadline=None, database=None)
+@examples
 @given(sentence=st.lists(st.sampled_from(" ".join(LINES).split())).map(" ".join))
 def test_words_decode_a_sentence_of_known_words_exactly(words, sentence):
     assert words.decode(words.encode(sentence)) == sentence
@@ -222,35 +223,33 @@ def test_training_needs_text(lines):
             train(lines)
 
 
-def test_a_vocabulary_too_small_is_refused():
-    least = r"vocab_size must be at least 260 \(256 bytes and 4 special tokens\), got 259"
-    with pytest.raises(ConfigError, match=least):
-        train_bpe(LINES, 259)
-    with pytest.raises(ConfigError, match="vocab_size must be at least 5 .* got 4"):
-        train_words(LINES, 4)
+NAMES = "a special token is written <name> or"
+DIFFERENT = "special tokens must be a sequence of different names"
 
 
-@pytest.mark.parametrize("names", ["<pad>", ("<a>", "<b>", "<a>")])
-def test_special_tokens_that_are_not_different_names_are_refused(names):
-    with pytest.raises(ConfigError, match="special tokens must be a sequence of different names"):
-        train_characters(LINES, special_tokens=names)
-
-
-@pytest.mark.parametrize("name", ["pad", "", "<>", "<_>", "<a b>", "a<b>", None])
-def test_a_special_token_that_a_text_could_make_is_refused(name):
-    for train in (train_characters, lambda *x, **y: train_bpe(x[0], 300, **y)):
-        with pytest.raises(ConfigError, match="a special token is written <name> or"):
-            train(LINES, special_tokens=("<pad>", name))
-
-
-def test_words_without_a_token_for_the_unknown_are_refused():
-    with pytest.raises(ConfigError, match="words need <unk> among the special tokens"):
-        train_words(LINES, 101, special_tokens=("<pad>",))
-
-
-def test_a_prefix_other_than_a_space_is_refused():
-    with pytest.raises(ConfigError, match="""prefix must be "" or " ", got '▁'"""):
-        train_bpe(LINES, 307, prefix="▁")
+@pytest.mark.parametrize(
+    ("train", "options", "message"),
+    [
+        (
+            train_bpe,
+            {"vocab_size": 259},
+            r"at least 260 \(256 bytes and 4 special .*, got 259",
+        ),
+        (train_words, {"vocab_size": 4}, "vocab_size must be at least 5 .* got 4"),
+        (train_words, {"vocab_size": 101, "special_tokens": ("<pad>",)}, "words need <unk> among"),
+        (train_bpe, {"vocab_size": 307, "prefix": "▁"}, """prefix must be "" or " ", got '▁'"""),
+        (train_bpe, {"vocab_size": 307, "special_tokens": ("<pad>", "pad")}, NAMES),
+        (train_characters, {"special_tokens": "<pad>"}, DIFFERENT),
+        (train_characters, {"special_tokens": ("<a>", "<b>", "<a>")}, DIFFERENT),
+        *(
+            (train_characters, {"special_tokens": ("<pad>", name)}, NAMES)
+            for name in ("pad", "", "<>", "<_>", "<a b>", "a<b>", None)
+        ),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_refused(train, options, message):
+    with pytest.raises(ConfigError, match=message):
+        train(LINES, **options)
 
 
 @pytest.mark.parametrize("damage", ["absent", "cut", "folder", "not UTF-8", "other JSON"])

@@ -5,13 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text import data
 from jaxformer.text.data import Tokens
 from jaxformer.text.tokenizers import Tokenizer, train_bpe
+from tests.text.examples import examples
 
 BOM = b"\xef\xbb\xbf"
 
@@ -131,7 +132,7 @@ def aligned_files(draw) -> tuple[bytes, bytes]:
     return source, target
 
 
-@settings(max_examples=150, deadline=None, database=None)
+@examples
 @given(files=st.one_of(aligned_files(), st.tuples(ANY_SIDE, ANY_SIDE)))
 def test_the_pairs_kept_from_any_files_are_those_of_a_plain_reader(files, folder, byte_tokenizer):
     for name, content in zip(("source", "target"), files, strict=True):

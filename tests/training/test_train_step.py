@@ -1,11 +1,8 @@
 """The training step: one gradient however the batch is cut, and what a step changes."""
 
-import os
-import subprocess
-import sys
 from functools import partial
 from operator import itemgetter
-from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -44,20 +41,6 @@ def make_model(d_model=8, **changes):
     return EncoderDecoder(config)
 
 
-NOISY = dict(dropout_rate=0.3, attention=AttentionOptions(dropout_rate=0.1))
-
-
-def make_params(model, deviation=0.5):
-    tokens, rng = jnp.ones((2, 3), jnp.int32), np.random.default_rng(7)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"]
-
-    def draw(path, leaf):
-        center = 1.0 if path[-1].key == "scale" else 0.0
-        return rng.normal(center, deviation, size=leaf.shape).astype(np.float32)
-
-    return jax.tree_util.tree_map_with_path(draw, shapes)
-
-
 def ragged_batch(rows=16, seed=0):
     """Sentences to copy, of 1 to 7 words; the second one is a padding row."""
     rng = np.random.default_rng(seed)
@@ -75,12 +58,19 @@ def ragged_batch(rows=16, seed=0):
 def updated(step, batch, params, optimizer, seed=3):
     """The changes of the parameters in one jitted step, and its metrics."""
     state, metrics = jax.jit(step)(init_train_state(params, optimizer, jax.random.key(seed)), batch)
-    return jax.tree.map(jnp.subtract, state.params, params), metrics
+    return difference(state.params, params), metrics
+
+
+def difference(given, expected):
+    return jax.tree.map(lambda a, b: np.asarray(a) - np.asarray(b), given, expected)
+
+
+def norm(tree):
+    return np.sqrt(sum((np.asarray(leaf) ** 2).sum() for leaf in jax.tree.leaves(tree)))
 
 
 def relative(given, expected):
-    difference = optax.tree.norm(jax.tree.map(jnp.subtract, given, expected))
-    return float(difference / optax.tree.norm(expected))
+    return float(norm(difference(given, expected)) / norm(expected))
 
 
 def bigram_loss(params, batch, rng):
@@ -110,19 +100,20 @@ def whole():
     return updated(make_train_step(bigram_loss, SGD), ragged_batch(), bigram(), SGD)
 
 
-@pytest.mark.parametrize(
-    "model",
-    [None, pytest.param(make_model(**NOISY), marks=pytest.mark.slow)],
-    ids=["bigram", "transformer"],
-)
-def test_four_fold_accumulation_is_one_batch(model):
-    loss = bigram_loss if model is None else seq2seq_loss(model, pad=PAD, label_smoothing=0.1)
-    params = bigram() if model is None else make_params(model)
+@pytest.mark.long
+def test_four_fold_accumulation_of_a_transformer_with_dropout_is_one_batch(random_params):
+    model = make_model(dropout_rate=0.3, attention=AttentionOptions(dropout_rate=0.1))
+    loss = seq2seq_loss(model, pad=PAD, label_smoothing=0.1)
+    params = random_params(model, *ragged_batch()[:2])
     (expected, sums), (update, metrics) = (
         updated(make_train_step(loss, SGD, grad_accumulation=parts), ragged_batch(), params, SGD)
         for parts in (1, 4)
     )
     assert relative(update, expected) < 1e-6
+    assert_same_metrics(metrics, sums)
+
+
+def assert_same_metrics(metrics, sums):
     assert metrics["tokens"] == sums["tokens"]
     np.testing.assert_allclose(metrics["loss"], sums["loss"], rtol=1e-5)
     np.testing.assert_allclose(metrics["grad_norm"], sums["grad_norm"], rtol=1e-5)
@@ -133,50 +124,36 @@ def test_a_mean_of_means_is_another_gradient(whole):
     step = jax.jit(make_train_step(bigram_loss, SGD))
     state = init_train_state(params, SGD, jax.random.key(3))
     parts = [step(state, PairBatch(*(leaf[i::4] for leaf in batch))) for i in range(4)]
-    updates = [jax.tree.map(jnp.subtract, part.params, params) for part, _ in parts]
+    updates = [difference(part.params, params) for part, _ in parts]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 4, *updates)
     assert len({float(metrics["tokens"]) for _, metrics in parts}) > 1
     assert relative(mean, whole[0]) > 1e-2
 
 
-def on_four_devices():
-    """Prints of each of 4 devices what `mapped` knows, for two losses."""
-    accumulated = {"grad_accumulation": 2}
-    one, sums = updated(make_train_step(bigram_loss, SGD), ragged_batch(), bigram(), SGD)
-    for device, (state, tokens, _) in enumerate(mapped(bigram_loss, SGD, **accumulated)):
-        update = jax.tree.map(jnp.subtract, state.params, bigram())
-        print(device, relative(update, one), float(tokens - sums["tokens"]))
-    start = init_train_state(bigram(), ADAM, jax.random.key(3))
-    for device, (state, _, skipped) in enumerate(mapped(poisoned("gradient", np.inf), ADAM)):
-        print(device, int(skipped), learned(state) == learned(start))
-
-
-def mapped(loss, optimizer, **options):
-    """(state, tokens, skipped) of each of 4 devices that add up their sums in one step."""
+def mapped(loss, optimizer, batch, **options):
+    """State and metrics of each of 4 devices that add up their sums in one step."""
     add = partial(jax.lax.psum, axis_name="data")
     step = make_train_step(loss, optimizer, reduce=add, **options)
-    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), ragged_batch())
+    shards = jax.tree.map(lambda leaf: leaf.reshape(4, -1, *leaf.shape[1:]), batch)
     start = init_train_state(bigram(), optimizer, jax.random.key(3))
-    state, metrics = jax.pmap(step, axis_name="data", in_axes=(None, 0))(start, shards)
-    state = state.replace(rng=jnp.zeros(4))
+    return jax.jit(jax.vmap(step, in_axes=(None, 0), axis_name="data"))(start, shards)
+
+
+def test_devices_that_add_up_their_sums_all_make_the_step_of_the_whole_batch(whole):
+    expected, sums = whole
+    state, metrics = mapped(bigram_loss, SGD, ragged_batch(), grad_accumulation=2)
     for device in range(4):
-        there = jax.tree.map(itemgetter(device), state)
-        yield there, metrics["tokens"][device], metrics["skipped"][device]
+        update = difference(jax.tree.map(itemgetter(device), state.params), bigram())
+        assert relative(update, expected) < 1e-6
+    assert np.all(metrics["tokens"] == sums["tokens"])
 
 
-def test_four_devices_add_up_their_sums_and_all_skip_what_one_cannot_use():
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
-    root = Path(__file__).parents[2]
-    code = "from tests.training import test_train_step; test_train_step.on_four_devices()"
-    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    environment |= {"PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    lines = [line.split()[1:] for line in done.stdout.splitlines()]
-    assert len(lines) == 8 and lines[4:] == [["1", "True"]] * 4
-    for difference, tokens in lines[:4]:
-        assert float(difference) < 1e-6 and float(tokens) == 0.0
+def test_all_devices_skip_what_one_cannot_use():
+    state, metrics = mapped(poisoned("gradient"), ADAM, poisoned_batch(np.inf))
+    assert metrics["skipped"].tolist() == [1] * 4
+    for device in range(4):
+        there = jax.tree.map(itemgetter(device), state.params)
+        assert as_bytes(there) == as_bytes(bigram())
 
 
 def test_the_sgd_update_is_the_mean_gradient_and_metrics_are_sums(whole):
@@ -188,7 +165,7 @@ def test_the_sgd_update_is_the_mean_gradient_and_metrics_are_sums(whole):
     assert relative(update, mean) < 1e-6
     assert metrics["tokens"] == tokens == np.sum(batch.target[:, 1:] != PAD)
     np.testing.assert_allclose(metrics["loss"], total, rtol=1e-6)
-    np.testing.assert_allclose(metrics["grad_norm"], optax.tree.norm(mean), rtol=1e-5)
+    np.testing.assert_allclose(metrics["grad_norm"], norm(mean), rtol=1e-5)
 
 
 def test_a_step_counts_on_and_draws_new_dropout_from_the_same_rng():
@@ -215,14 +192,14 @@ def bigram_with_sums(params, batch, rng):
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-def test_auxiliary_sums_become_metrics_and_change_nothing_else(whole, parts):
+def test_one_batch_or_four_parts_with_auxiliary_sums_make_one_step(whole, parts):
     expected, sums = whole
     step = make_train_step(bigram_with_sums, SGD, grad_accumulation=parts)
     update, metrics = updated(step, ragged_batch(), bigram(), SGD)
     assert metrics.keys() == sums.keys() | {"correct", "size"}
     assert relative(update, expected) < 1e-6
-    np.testing.assert_allclose(metrics["loss"], sums["loss"], rtol=1e-5)
-    auxiliary = bigram_with_sums(bigram(), ragged_batch(), None)[2]
+    assert_same_metrics(metrics, sums)
+    auxiliary = jax.jit(bigram_with_sums)(bigram(), ragged_batch(), None)[2]
     assert metrics["correct"] == auxiliary["correct"] > 0
     np.testing.assert_allclose(metrics["size"], auxiliary["size"], rtol=1e-5)
 
@@ -242,16 +219,18 @@ def test_auxiliary_sums_become_metrics_and_change_nothing_else(whole, parts):
         (lambda s, n: (s, n, {"grad_norm": s}), "named 'grad_norm', which is a metric of the step"),
     ],
 )
-@pytest.mark.parametrize("parts", [1, 4])
-def test_a_loss_that_returns_something_else_is_refused(returned, message, parts):
+def test_a_loss_that_returns_something_else_is_refused(returned, message):
     def loss(params, batch, rng):
         return returned(*bigram_loss(params, batch, rng))
 
-    step = make_train_step(loss, SGD, grad_accumulation=parts)
+    state = init_train_state(bigram(), SGD, jax.random.key(3))
+    for parts in (1, 4):
+        with pytest.raises(TypeError, match=message):
+            jax.eval_shape(
+                make_train_step(loss, SGD, grad_accumulation=parts), state, ragged_batch()
+            )
     with pytest.raises(TypeError, match=message):
-        step(init_train_state(bigram(), SGD, jax.random.key(3)), ragged_batch())
-    with pytest.raises(TypeError, match=message):
-        make_eval_step(loss)(bigram(), ragged_batch())
+        jax.eval_shape(make_eval_step(loss), bigram(), ragged_batch())
 
 
 @pytest.mark.parametrize(
@@ -265,7 +244,8 @@ def test_a_loss_that_returns_something_else_is_refused(returned, message, parts)
 def test_an_average_without_a_decay_and_a_decay_without_an_average_are_refused(ema, decay, message):
     state = init_train_state(bigram(), SGD, jax.random.key(3), ema=ema)
     with pytest.raises(ConfigError, match=message):
-        make_train_step(bigram_loss, SGD, ema_decay=decay)(state, ragged_batch())
+        step = make_train_step(bigram_loss, SGD, ema_decay=decay)
+        jax.eval_shape(step, state, ragged_batch())
 
 
 def test_ema_moves_towards_the_new_parameters_by_one_minus_its_decay():
@@ -284,7 +264,7 @@ def test_ema_moves_towards_the_new_parameters_by_one_minus_its_decay():
 def test_a_batch_without_tokens_changes_nothing():
     empty = jax.tree.map(np.zeros_like, ragged_batch())
     update, metrics = updated(make_train_step(bigram_loss, SGD), empty, bigram(), SGD)
-    assert optax.tree.norm(update) == 0.0
+    assert norm(update) == 0.0
     assert all(value == 0.0 for value in metrics.values())
 
 
@@ -299,21 +279,30 @@ with_gradient_plus.defvjp(
 )
 
 
-def poisoned(where, value):
-    """The bigram's loss with `value` in the loss or one gradient where row 103 is in the batch."""
+class PoisonedBatch(NamedTuple):
+    """A batch with a number of each row that `poisoned` adds."""
+
+    source: np.ndarray
+    target: np.ndarray
+    example_ids: np.ndarray
+    poison: np.ndarray
+
+
+def poisoned_batch(value, seed=0):
+    return PoisonedBatch(*ragged_batch(seed=seed), np.where(np.arange(16) == 3, value, 0.0))
+
+
+def poisoned(where):
+    """The bigram's loss with the batch's poison in the loss or in one gradient."""
 
     def loss(params, batch, rng):
-        amount = jnp.where(jnp.any(batch.example_ids == 103), value, 0.0)
+        amount = jnp.float32(batch.poison).sum()
         if where == "gradient":
             params = {**params, "bias": with_gradient_plus(params["bias"], amount)}
         total, tokens = bigram_loss(params, batch, rng)
         return total + (amount if where == "loss" else 0.0), tokens
 
     return loss
-
-
-def clean_batch(seed=0):
-    return ragged_batch(seed=seed)._replace(example_ids=200 + np.arange(16, dtype=np.int32))
 
 
 def as_bytes(tree):
@@ -328,31 +317,30 @@ ADAM = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_ste
 
 
 @pytest.mark.parametrize("parts", [1, 4])
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_changes_only_the_counters(where, value, parts):
-    step = make_train_step(poisoned(where, value), ADAM, grad_accumulation=parts, ema_decay=0.9)
+def test_a_step_that_is_not_finite_changes_only_the_counters(where, parts):
+    step = make_train_step(poisoned(where), ADAM, grad_accumulation=parts, ema_decay=0.9)
     step = jax.jit(step)
-    start, _ = step(init_train_state(bigram(), ADAM, jax.random.key(3), ema=True), clean_batch())
+    start = init_train_state(bigram(), ADAM, jax.random.key(3), ema=True)
+    start, _ = step(start, poisoned_batch(0.0))
     state = start
-    for number in (1, 2):
-        state, metrics = step(state, ragged_batch())
+    for number, value in enumerate((np.nan, np.inf, -np.inf), 1):
+        state, metrics = step(state, poisoned_batch(value))
         assert learned(state) == learned(start)
         assert (state.step, state.skipped, state.consecutive_skips) == (1 + number, number, number)
         assert metrics["skipped"] == metrics["consecutive_skips"] == number
         assert not np.isfinite(metrics["loss" if where == "loss" else "grad_norm"])
-    state, metrics = step(state, clean_batch())
+    state, metrics = step(state, poisoned_batch(0.0))
     assert learned(state) != learned(start)
-    assert (metrics["skipped"], metrics["consecutive_skips"]) == (2, 0)
+    assert (metrics["skipped"], metrics["consecutive_skips"]) == (3, 0)
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(state.params))
 
 
 def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
-    step = jax.jit(make_train_step(poisoned("loss", np.nan), ADAM))
+    step = jax.jit(make_train_step(poisoned("loss"), ADAM))
     state = init_train_state(bigram(), ADAM, jax.random.key(3))
-    batches = [ragged_batch()] * 9 + [clean_batch()] + [ragged_batch()] * 10
-    for number, batch in enumerate(batches, 1):
-        state, metrics = step(state, batch)
+    for number, value in enumerate([np.nan] * 9 + [0.0] + [np.nan] * 10, 1):
+        state, metrics = step(state, poisoned_batch(value))
         if number < 20:
             raise_if_diverged(number, metrics)
     with pytest.raises(Diverged, match=r"not finite in 10 steps in a row, .* step 20 \(loss nan, "):
@@ -364,8 +352,9 @@ def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
 
 def test_a_batch_that_does_not_divide_is_refused():
     step = make_train_step(bigram_loss, SGD, grad_accumulation=3)
+    state = init_train_state(bigram(), SGD, jax.random.key(3))
     with pytest.raises(ValueError, match="16 rows does not divide into grad_accumulation=3"):
-        step(init_train_state(bigram(), SGD, jax.random.key(3)), ragged_batch())
+        jax.eval_shape(step, state, ragged_batch())
 
 
 def test_the_evaluation_step_is_the_loss_without_dropout():
@@ -375,19 +364,20 @@ def test_the_evaluation_step_is_the_loss_without_dropout():
     logits = params["table"][inputs] + params["bias"]
     expected = cross_entropy(jnp.asarray(logits), labels, labels != PAD, 0.1)
     np.testing.assert_allclose((metrics["loss"], metrics["tokens"]), expected, rtol=1e-6)
-    auxiliary = bigram_with_sums(params, batch, None)[2]
+    auxiliary = jax.jit(bigram_with_sums)(params, batch, None)[2]
     assert metrics.keys() == {"loss", "tokens", *auxiliary}
     for name, value in auxiliary.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-6)
 
 
-def test_the_loss_of_copying_falls_within_a_few_dozen_steps():
+def test_the_loss_of_copying_falls_within_a_few_dozen_steps(random_params):
     model = make_model(d_model=32, norm=NormOptions(placement="pre"))
     adam = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=10))
     step = jax.jit(make_train_step(seq2seq_loss(model, pad=PAD), adam), donate_argnums=0)
-    state = init_train_state(make_params(model, 0.15), adam, jax.random.key(3))
+    params = jax.tree.map(lambda leaf: leaf / 2, random_params(model, *ragged_batch()[:2]))
+    state = init_train_state(params, adam, jax.random.key(3))
     losses = []
-    for number in range(80):
+    for number in range(70):
         state, metrics = step(state, ragged_batch(rows=64, seed=number))
         losses.append(metrics["loss"] / metrics["tokens"])
     # Without reading the source, eight words and an end cost about log 8 = 2.1 nats.

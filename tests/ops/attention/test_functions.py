@@ -28,8 +28,6 @@ SEGMENTS = {"query_segments": QUERY_SEGMENTS, "key_segments": KEY_SEGMENTS}
 
 MASKS = {
     "all": AttentionMask(),
-    "causal": AttentionMask(causal=True),
-    "causal at an offset": AttentionMask(causal=True, offset=2),
     "padding": AttentionMask(padding_mask=VALID),
     "segments": AttentionMask(**SEGMENTS),
     "window": AttentionMask(causal=True, offset=2, window=3),

@@ -222,8 +222,12 @@ def test_auto_attention_selects_for_this_device(rng, assert_equal):
     q, k = (jnp.asarray(rng.standard_normal((2, 7, n, 4)), jnp.float32) for n in (6, 2))
     dropout = Dropout(DropoutRng.create(jax.random.key(5), np.arange(2)), "weights", 0.5)
     settings = {"scale": 0.5, "dropout": dropout}
-    attend = jax.jit(lambda *x: auto(*x, AttentionMask(causal=True), **settings))
-    assert_equal(attend(q, k, k), reference(q, k, k, AttentionMask(causal=True), **settings))
+
+    @jax.jit
+    def both(*qkv):
+        return [f(*qkv, AttentionMask(causal=True), **settings) for f in (auto, reference)]
+
+    assert_equal(*both(q, k, k))
     (spec,) = [selection.spec for selection in auto.selections]
     assert (spec.queries, spec.heads, spec.kv_heads, spec.dropout) == (7, 6, 2, 0.5)
     assert selected[0] == select(spec)
@@ -236,7 +240,7 @@ def test_auto_attention_selects_for_this_device(rng, assert_equal):
     assert [selection.name for selection in auto.selections] == ["reference", *["blockwise"] * 2]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_flash_attention_is_lowered_for_a_tpu_forward_and_backward():
     auto = AutoAttention()
     q, k = (jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))

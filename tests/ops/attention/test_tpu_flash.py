@@ -91,20 +91,19 @@ def test_a_gradient_of_keys_that_the_chip_cannot_hold_is_computed_in_parts(
     rng, assert_equal, monkeypatch
 ):
     monkeypatch.setattr(sys.modules[plan_of.__module__], "chip_memory", lambda kind: 2_500_000)
-    shapes = (2, 128, 2, 64), (2, 640, 1, 64), (2, 640, 1, 64)
+    shapes = (2, 128, 2, 64), (2, 384, 1, 64), (2, 384, 1, 64)
     arrays = [jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes]
-    mask = AttentionMask(causal=True, offset=500, padding_mask=rng.random((2, 640)) < 0.9)
+    mask = AttentionMask(causal=True, offset=250, padding_mask=rng.random((2, 384)) < 0.9)
 
     def gradients(attention_fn, **options):
         def total(q, k, v):
             return jnp.sum(attention_fn(q, k, v, mask, scale=0.1, **options) ** 2)
 
-        return jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(*arrays), jax.jit(
-            jax.grad(total, (0, 1, 2))
-        )(*arrays)
+        traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(*arrays)
+        return str(traced.jaxpr), traced.lower().compile()(*arrays)
 
     text, found = gradients(tpu_flash, interpret=True)
-    assert str(text).count("name=tpu_flash_bwd") == 5
+    assert text.count("name=tpu_flash_bwd") == 3
     for given, expected in zip(found, gradients(reference)[1], strict=True):
         assert_equal(given, expected)
 
@@ -114,6 +113,10 @@ def test_each_part_of_a_block_has_its_own_positions(rng, assert_equal):
     q, k, v = (jnp.asarray(rng.standard_normal((2, 1000, 2, 64)), jnp.float32) for _ in range(3))
     drawn = plan(heads=2, kv_heads=2, queries=1000, keys=1000, dtype="float32", causal=True)
     assert drawn.block_q > 128 and drawn.block_k > 128
-    assert_equal(
-        tpu_flash(q, k, v, mask, scale=0.1, interpret=True), reference(q, k, v, mask, scale=0.1)
-    )
+
+    @jax.jit
+    def both(*qkv):
+        found = tpu_flash(*qkv, mask, scale=0.1, interpret=True)
+        return found, reference(*qkv, mask, scale=0.1)
+
+    assert_equal(*both(q, k, v))
