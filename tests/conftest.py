@@ -21,6 +21,8 @@ from jaxformer.runtime import cpu_kind
 from jaxformer.training.parameters import flatten
 from tests import buckets
 
+# The longest first: of the tests that are left at the end none makes a worker wait for long.
+_FIRST = ("test_whole_runs", "test_typed_commands", "test_guides", "test_distributed")
 # Where the shapes in the package's signatures are checked at every call.
 _SHAPES = ("ops", "nn", "text", "decoding", "training")
 # On a CPU XLA's newer loops take up to twice as long to compile, and code in 32 parts half as long
@@ -72,6 +74,10 @@ def keep_programs():
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]):
+    items.sort(key=lambda item: item.path.stem not in _FIRST)
 
 
 def pytest_runtest_setup(item: pytest.Item):
