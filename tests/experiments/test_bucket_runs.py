@@ -161,7 +161,8 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
         runs.main(["list", f"{bucket_url}/runs"])
         assert f"{there}  7 of 7" in capsys.readouterr().out
         assert trained_run(there).curve["loss"] == trained_run(here).curve["loss"]
-    samples = read_table(here / "samples" / "test.tsv")
+    # The last line is longer than the model takes.
+    samples = {side: x[:-1] for side, x in read_table(here / "samples" / "test.tsv").items()}
     to_path(f"{bucket_url}/in").write_text("\n".join(samples["source"]))
     words = f"--input {bucket_url}/in --output {bucket_url}/outs/out --run {there}"
     said(capsys, translate.main, translate.TranslateOptions, words)
