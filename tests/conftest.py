@@ -92,7 +92,7 @@ def pytest_runtest_setup(item: pytest.Item):
     os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(int(quick))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def optimized() -> None:
     """Programs are compiled with all of XLA's optimizations, as those of users are."""
 

@@ -12,7 +12,7 @@ import typing
 from collections.abc import Callable
 from functools import wraps
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
-from inspect import Parameter, isclass, signature
+from inspect import isclass, signature
 from typing import Any
 
 from jaxtyping import AbstractArray, AnnotationError, TypeCheckError, jaxtyped
@@ -26,9 +26,6 @@ def check_shapes(function: Callable) -> Callable:
     if not hints:
         return function
     bind, seen = signature(function).bind, set()
-    names = list(signature(function).parameters)
-    kinds = {each.kind for each in signature(function).parameters.values()}
-    by_position = not kinds & {Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD}
 
     def check(given: dict[str, Any]) -> None:
         arrays = {name: given[name] for name in hints if name in given}
@@ -45,10 +42,7 @@ def check_shapes(function: Callable) -> Callable:
     def checked(*args, **kwargs):
         if not enabled:
             return function(*args, **kwargs)
-        if by_position:
-            given = dict(zip(names, args, strict=False)) | kwargs
-        else:
-            given = bind(*args, **kwargs).arguments
+        given = bind(*args, **kwargs).arguments
         check(given)
         result = function(*args, **kwargs)
         check(given | {"return": result})
