@@ -155,6 +155,17 @@ def test_what_one_of_two_cannot_do_ends_both_with_its_code_and_a_sentence(text):
     assert not (text / "other").exists() and not list(text.rglob(".start-*"))
 
 
+def test_the_process_that_died_is_named_though_its_last_sign_was_read_after_the_fault(monkeypatch):
+    clock = [100.0]
+    monkeypatch.setattr(lost_process.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(lost_process.time, "sleep", lambda s: clock.append(clock.pop() + s))
+    signs = lost_process._Signs()
+    signs._seen = {"jaxformer/signs/0": ("9", 105.9), "jaxformer/signs/1": ("7", 101.9)}
+    with pytest.raises(SystemExit, match=r"has died \(process 1\), or its connection has"):
+        with lost_process.explained(signs.silent):
+            raise ValueError("Gloo AllGather failed: Connection closed by peer")
+
+
 def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
     def step(text):
         with lost_process.explained(lambda seconds: [1, 3]):

@@ -33,7 +33,7 @@ def explained(silent: Callable[[float], list[int]]) -> Iterator[None]:
     except (jax.errors.JaxRuntimeError, ValueError) as error:  # on CPUs a step itself raises
         if not any(word in str(error) for word in _LOST_PROCESS):
             raise
-        time.sleep(2 * _EVERY)
+        time.sleep(3 * _EVERY)  # its last sign may have been read just now, _EVERY after it died
         gone = ", ".join(map(str, silent(1.5 * _EVERY)))
         raise SystemExit(
             f"another process has died{gone and f' (process {gone})'}, or its connection has: "
