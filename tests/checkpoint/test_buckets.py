@@ -121,6 +121,7 @@ IN_TWO_PROCESSES = """
     from jaxformer.errors import CheckpointError
 
     def damage(step):
+        multihost_utils.sync_global_devices("both have read")
         if index == "0":
             names = storage.lengths(checkpoints.folder / str(step))
             name = next(name for name in names if "ocdbt.process_1/d/" in name)
