@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -133,7 +134,7 @@ def make(torch, transformers):
         kind = getattr(transformers, name)
         sizes = SIZES[kind.config_class.model_type]
         given = {"vocab_size": 23, "bos_token_id": 1, "eos_token_id": 2, **sizes, **changes}
-        config = kind.config_class(**given)
+        config = kind.config_class(**deepcopy(given))  # it writes into the dicts of `given`
         config._attn_implementation = "eager"
         torch.manual_seed(3)
         model = kind(config).eval()
