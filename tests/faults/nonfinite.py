@@ -66,13 +66,13 @@ def grid(forms: tuple[str, ...]) -> Count:
     step that is hit must leave parameters, optimizer and average as they are, to the byte, and be
     counted; all other steps must learn, and the training must end as one of that many steps less.
     """
-    flag = "--xla_force_host_platform_device_count=4"
-    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"
     counts = [Count(*children.in_child(partial(_grid, form))) for form in forms]
     return Count(*(sum(numbers) for numbers in zip(*counts, strict=True)))
 
 
 def _grid(form: str) -> Count:
+    flag = "--xla_force_host_platform_device_count=4"
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"  # of this child alone
     start, step = _training(form)
     clean = _train(start, step, frozenset(), "loss", 0.0)["losses"]
     values, places = (math.nan, math.inf, -math.inf), ("loss", "gradient", "inputs")
