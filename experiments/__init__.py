@@ -1,7 +1,13 @@
 """Commands that train, measure and show models: `python -m experiments.EXPERIMENT.COMMAND`."""
 
 import importlib.util
+import os
 import sys
+
+for _number, _name in enumerate(("stdin", "stdout", "stderr")):
+    if getattr(sys, _name) is None:  # closed by the caller: no file may get its number
+        os.dup2(os.open(os.devnull, os.O_RDWR), _number)
+        setattr(sys, _name, open(_number, "w" if _number else "r", closefd=False))  # noqa: SIM115
 
 if sys.argv[:1] == ["-m"]:  # a command is being loaded, which takes seconds
     if sys.version_info < (3, 11):  # noqa: UP036 - a checkout runs without being installed

@@ -20,7 +20,6 @@ import jax
 from experiments import registry
 from experiments.harness import cli, planning
 from experiments.harness.planning import Compiler, Decoding, PlannedTraining
-from jaxformer.config import check_choices
 from jaxformer.distributed import parse_mesh
 from jaxformer.errors import ConfigError
 
@@ -44,7 +43,6 @@ class PlanOptions:
     def __post_init__(self):
         # that of the experiment's configuration, which help without an experiment does not have
         getattr(super(), "__post_init__", lambda: None)()
-        check_choices(self)
         planning.check_compiler(self.compiler, planning.parse_target(self.target))
 
 

@@ -25,23 +25,20 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.results.statistics import decimals, rounded, t_half_width
 from experiments.results import Result
-from jaxformer.config import check_at_least
+from jaxformer.config import Checked, Natural, to_plain
 from jaxformer.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
-class RepeatOptions:
+class RepeatOptions(Checked):
     """The line that is repeated, and with what."""
 
     line: tuple[str, ...] = ()
     """Experiment, table, system and metric of the line; they stand first, without --line."""
-    seeds: int = 0
+    seeds: Natural = 0
     """Seeds that are trained again, the first ones of the line; 0: all."""
     runs: str = ""
     """Folder of the runs that are trained; empty: runs/repeated/DATE."""
-
-    def __post_init__(self):
-        check_at_least(self, 0, "seeds")
 
 
 class Repetition(NamedTuple):
@@ -160,7 +157,7 @@ def _cells(line: Result, words: Sequence[str], seeds: Sequence[int]) -> list[int
     """The numbers of a sweep's cells with the settings of `line`, or of its only variant."""
     options = cli.parse(sweep.presets_of(words[0]), list(words), positional="experiment")
     configs = list(sweep.open_cells(options).cells.values())
-    digests = [results.settings_digest(config_files.flat(config_files.plain(x))) for x in configs]
+    digests = [results.settings_digest(config_files.flat(to_plain(x))) for x in configs]
     wanted = {line.config_sha256} if len(set(digests)) > 1 else set(digests)
     numbers = [
         number

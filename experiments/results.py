@@ -31,6 +31,7 @@ from experiments.harness.results.groups import (
 from experiments.harness.results.statistics import decimals, rounded
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs.run_folder import Run
+from jaxformer.config import from_plain, to_plain
 from jaxformer.errors import ConfigError, DataError
 
 ROOT = Path(__file__).parent
@@ -211,7 +212,7 @@ def read(path: Path, kind: type[Line]) -> list[Line]:
     lines = []
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
         try:
-            lines.append(config_files.build(kind, json.loads(line)))
+            lines.append(from_plain(kind, json.loads(line)))
         except (ValueError, ConfigError) as error:
             raise DataError(f"{path}:{number}: {error}") from error
     return lines
@@ -287,7 +288,7 @@ def _key(line: Result | TrainedRun) -> tuple[Any, ...]:
 
 def _as_json(line: Result | TrainedRun) -> str:
     """`line` with its fields before those of its origin."""
-    content = config_files.plain(line)
+    content = to_plain(line)
     origin = {field.name: content.pop(field.name) for field in dataclasses.fields(Origin)}
     return json.dumps(content | origin) + "\n"
 

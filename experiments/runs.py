@@ -33,7 +33,7 @@ from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOpt
 from experiments.harness.runs.run_folder import Run
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import check_choices
+from jaxformer.config import Checked, Natural
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
 
@@ -42,7 +42,7 @@ _VALIDATION = ("validation_bleu", "validation_loss")
 
 
 @dataclass(frozen=True)
-class ListOptions:
+class ListOptions(Checked):
     """The runs that are listed."""
 
     runs: tuple[str, ...] = ("runs",)
@@ -50,7 +50,7 @@ class ListOptions:
 
 
 @dataclass(frozen=True)
-class CompareOptions:
+class CompareOptions(Checked):
     """The runs, the metric and the form of a comparison."""
 
     runs: tuple[str, ...] = ()
@@ -67,12 +67,9 @@ class CompareOptions:
     """Adds a table of translations by the words of the source, such as 10 15 20: 1 to 10, 11 to
     15, 16 to 20, and longer ones."""
 
-    def __post_init__(self):
-        check_choices(self)
-
 
 @dataclass(frozen=True)
-class DiffOptions:
+class DiffOptions(Checked):
     """The two runs."""
 
     runs: tuple[str, ...] = ()
@@ -80,7 +77,7 @@ class DiffOptions:
 
 
 @dataclass(frozen=True)
-class PlotOptions:
+class PlotOptions(Checked):
     """The runs, the metrics and the file of a picture."""
 
     runs: tuple[str, ...] = ()
@@ -95,7 +92,7 @@ class PlotOptions:
 
 
 @dataclass(frozen=True)
-class PageOptions:
+class PageOptions(Checked):
     """The runs and the file of a page."""
 
     runs: tuple[str, ...] = ()
@@ -110,7 +107,7 @@ class PageOptions:
     """Texts whose attention is shown; empty: the run's first samples, or its prompts."""
     checkpoint: CheckpointName = "final"
     """Weights of the run: final, best, last, average or ema."""
-    step: int | None = None
+    step: Natural | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
 
 

@@ -22,25 +22,25 @@ from experiments.harness.runs.checkpoint_selection import TrainResult
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.training import build
 from jaxformer import storage
-from jaxformer.config import check_at_least
+from jaxformer.config import Checked, Count, Natural, import_by_name
 from jaxformer.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepOptions:
+class SweepOptions(Checked):
     """The cells of a sweep, and the processes that train them."""
 
     experiment: str = ""
     """The experiment, or the module of your own; it stands first, without --experiment."""
-    seeds: int = 1
+    seeds: Count = 1
     """Seeds of each variant: --training.seed and those after it."""
     vary: tuple[str, ...] = ()
     """A setting and its values, such as optimizer.learning_rate=1e-3,2e-3; several give a grid."""
     cells: str = ""
     """Your own function package.module:name that yields variants, {"model.d_model": 192} each."""
-    jobs: int = 1
+    jobs: Count = 1
     """Processes that train cells at the same time."""
-    cell: int | None = None
+    cell: Natural | None = None
     """Trains the cell of this number alone, from 0, as a task of a job array does."""
 
 
@@ -81,10 +81,9 @@ def sweep(
 def open_cells(options: Any) -> Sweep:
     """The sweep of the command with `options`, created or opened again."""
     experiment = registry.find(options.experiment)
-    check_at_least(options, 1, "seeds", "jobs")
     kind = experiment.config
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    variants = cli.import_by_name(options.cells, "cells")() if options.cells else ({},)
+    variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
     return _open(config, experiment.name, vary, variants, options.seeds)
 

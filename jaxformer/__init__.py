@@ -143,6 +143,7 @@ _NAMES = {
         OptimizerConfig TrainState causal_loss init_train_state make_optimizer
         make_train_step masked_loss seq2seq_loss""",
 }
+_FOLDERS = {module.partition(".")[0] for module in _NAMES}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 
@@ -150,6 +151,8 @@ if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every na
     __all__ = sorted([*_MODULE_OF, "__version__"])
 
     def __getattr__(name: str) -> Any:
+        if name in _FOLDERS:
+            return importlib.import_module(f"jaxformer.{name}")
         if name not in _MODULE_OF:
             raise AttributeError(f"module 'jaxformer' has no attribute {name!r}")
         return getattr(importlib.import_module(f"jaxformer.{_MODULE_OF[name]}"), name)

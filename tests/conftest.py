@@ -4,6 +4,7 @@ import contextlib
 import gc
 import io
 import os
+import tempfile
 import time
 import uuid
 import zlib
@@ -53,6 +54,10 @@ def pytest_configure(config: pytest.Config):
             flags.append(flag)
     os.environ["XLA_FLAGS"] = " ".join(flags)
     keep_programs()
+    if not hasattr(config, "workerinput"):  # workers and children have the variable of this process
+        folder = tempfile.TemporaryDirectory(prefix="jaxformer-config")
+        os.environ["XDG_CONFIG_HOME"] = folder.name
+        config.add_cleanup(folder.cleanup)
 
 
 def keep_programs():

@@ -1,3 +1,4 @@
+import math
 from dataclasses import FrozenInstanceError, replace
 
 import jax
@@ -21,6 +22,7 @@ from jaxformer.config import (
 )
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.training.optimizer import OptimizerConfig
 
 SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
 
@@ -47,7 +49,7 @@ SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
         ({"num_heads": 5}, ["d_model=12", "num_heads=5", "give head_dim"]),
         ({"encoder": EncoderOptions(num_heads=5)}, ["d_model=12", "num_heads=5"]),
         ({"attention": AttentionOptions(2)}, ["num_heads=3", "num_kv_heads=2", "group"]),
-        ({"positions": "rotary"}, ["positions='rotary' is a str", "such as Rotary()"]),
+        ({"positions": "rotary"}, ["positions='rotary' is a str", "it must be a PositionScheme"]),
         ({"norm": "rms"}, ["norm='rms' is a str", "NormOptions"]),
         ({"positions": Rotary(), "head_dim": 5}, ["head_dim=5 is odd", "give an even head_dim"]),
         ({"positions": Rotary(fraction=0.4)}, ["head_dim=4 with fraction=0.4: 1 is odd", "even"]),
@@ -74,13 +76,23 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
         (NormOptions, {"kind": "batch"}, ["kind='batch'", "layer, rms"]),
         (NormOptions, {"placement": "middle"}, ["placement='middle'", "pre, post, sandwich"]),
         (NormOptions, {"eps": None}, ["eps=None is a NoneType", "give a number"]),
+        (NormOptions, {"eps": -1.0}, ["eps=-1.0, but it must be at least 0"]),
+        (NormOptions, {"eps": math.nan}, ["eps=nan, but it must be finite"]),
+        (Rotary, {"base": 0.0}, ["base=0.0, but it must be above 0"]),
+        (Rotary, {"base": -1.0}, ["base=-1.0, but it must be above 0"]),
+        (Rotary, {"base": math.inf}, ["base=inf, but it must be finite"]),
+        (Rotary, {"scaling": "linear"}, ["scaling='linear' is a str", "give a NoScaling"]),
+        (OptimizerConfig, {"weight_decay": math.nan}, ["weight_decay=nan, but it must be finite"]),
+        (OptimizerConfig, {"grad_clip_norm": math.inf}, ["grad_clip_norm=inf, but it must be f"]),
+        (OptimizerConfig, {"total_steps": 0}, ["total_steps=0, but it must be at least 1"]),
         (FeedForwardOptions, {"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
         (FeedForwardOptions, {"dropout_rate": 2.0}, ["dropout_rate=2.0, but it must be in [0, 1)"]),
         (EmbeddingOptions, {"tied": "some"}, ["tied='some'", "none, output, inputs, all"]),
         (EmbeddingOptions, {"num_types": -2}, ["num_types=-2", "at least 0"]),
         (AttentionOptions, {"num_kv_heads": 0}, ["num_kv_heads=0", "at least 1"]),
         (AttentionOptions, {"full_every": 1}, ["full_every=1", "at least 2"]),
-        (AttentionOptions, {"softcap": 0.0}, ["softcap=0.0", "at least 1e-06"]),
+        (AttentionOptions, {"full_every": 2}, ["full_every=2 chooses layers", "give a window"]),
+        (AttentionOptions, {"softcap": 0.0}, ["softcap=0.0", "above 0"]),
         (AttentionOptions, {"dropout_rate": -0.1}, ["dropout_rate=-0.1, but it must be in [0, 1)"]),
         (Sinusoidal, {"layout": "half"}, ["layout='half'", "interleaved, halves"]),
         (Sinusoidal, {"offset": -1}, ["offset=-1", "at least 0"]),

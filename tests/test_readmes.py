@@ -124,7 +124,7 @@ def test_a_command_of_a_readme_parses(command, args):
 
 
 def test_an_option_that_a_readme_names_exists():
-    known = {"preset", "config", "resume", "help"}
+    known = {"preset", "config", "resume", "help", "trust_code"}
     named = {command for command, _ in COMMANDS} - {"runs"}
     for command in named | {f"runs {word}" for word in RUNS_COMMANDS}:
         for name in cli.config_files.settings(next(iter(options_of(command).values()))):

@@ -17,7 +17,7 @@ from experiments.benchmarks.report import load_torch
 from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from experiments.harness.training.utilization import peak_of
-from jaxformer.config import check_at_least
+from jaxformer.config import Checked, Count, Natural, import_by_name
 from jaxformer.distributed import single
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, blockwise
 from jaxformer.ops.masks import AttentionMask
@@ -25,22 +25,19 @@ from jaxformer.runtime import setup_process
 
 
 @dataclass(frozen=True)
-class Shape:
+class Shape(Checked):
     """The shape [B, T, N, H] of queries, keys and values."""
 
-    batch_size: int = 1
+    batch_size: Count = 1
     """Batch size B."""
-    seq_len: int = 1_024
+    seq_len: Count = 1_024
     """Number of tokens T."""
-    num_heads: int = 4
+    num_heads: Count = 4
     """Number of heads N."""
-    head_dim: int = 64
+    head_dim: Count = 64
     """Size H of a head."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Type of queries, keys and values."""
-
-    def __post_init__(self):
-        check_at_least(self, 1, "batch_size", "seq_len", "num_heads", "head_dim")
 
     def arrays(self) -> list[np.ndarray]:
         """Random queries, keys and values [B, T, N, H] in float32."""
@@ -59,14 +56,14 @@ class AttentionOptions(TimingConfig):
     """The attention functions to measure, and their shapes."""
 
     name: str = "attention"
-    rounds: int = 5
-    repetitions: int = 1
+    rounds: Count = 5
+    repetitions: Count = 1
     attention_fns: tuple[str, ...] = ("reference", "blockwise")
     """reference, blockwise, cudnn, gpu_flash, tpu_flash, or your own as
     package.module:name."""
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own and replaces `shape.seq_len`."""
-    tokens: int = 0
+    tokens: Natural = 0
     """Tokens of all sequences, whose number replaces `shape.batch_size`; 0: as `shape` says."""
     shape: Shape = Shape()
     """The shape of queries, keys and values."""
@@ -114,7 +111,7 @@ def main(options: AttentionOptions) -> None:
 
 def find_attention(name: str) -> AttentionFn:
     """The attention function called `name`, or package.module:name."""
-    return ATTENTION_FNS.get(name) or cli.import_by_name(name, "attention_fns")
+    return ATTENTION_FNS.get(name) or import_by_name(name, "attention_fns")
 
 
 def jax_attention(name: str, shape: Shape) -> Case:

@@ -22,12 +22,13 @@ from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.config import (
+    Checked,
+    Count,
     FeedForwardOptions,
     NormOptions,
     OutputOptions,
     Sinusoidal,
     TransformerConfig,
-    check_at_least,
 )
 from jaxformer.decoding import SearchConfig
 from jaxformer.nn.int8 import Int8, quantize
@@ -56,22 +57,19 @@ MARIAN_BASE = TransformerConfig(
 
 
 @dataclass(frozen=True)
-class DecodeWork:
+class DecodeWork(Checked):
     """The model, and the texts that it translates."""
 
     model: TransformerConfig = MARIAN_BASE
     """Sizes of the model, in Marian's layout; the last token id is padding and starts a text."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Number of source texts."""
-    source_len: int = 32
+    source_len: Count = 32
     """Tokens of each source."""
-    target_len: int = 32
+    target_len: Count = 32
     """Tokens of each translation."""
-    beam_size: int = 4
+    beam_size: Count = 4
     """Beam size."""
-
-    def __post_init__(self):
-        check_at_least(self, 1, "batch_size", "source_len", "target_len", "beam_size")
 
     @property
     def pad(self) -> int:

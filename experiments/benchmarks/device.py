@@ -38,7 +38,7 @@ from experiments.harness.training.training_config import DeviceChoice
 from experiments.harness.training.utilization import ACCELERATORS, DEVICE_KINDS, peak_of
 from experiments.results import FILE, append
 from jaxformer import __version__
-from jaxformer.config import check_at_least, with_fields
+from jaxformer.config import Count, Positive, with_fields
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS, DEVICE_FUNCTIONS, AttentionSpec, DeviceInfo
@@ -81,22 +81,21 @@ class DeviceOptions(DeviceChoice):
     """Kinds of attention calls that are compared with reference."""
     shape: Shape = Shape(8, 1_024, 12, 64, "bfloat16")
     """The attention call that is timed, and in small compared."""
-    product_size: int = 8_192
+    product_size: Count = 8_192
     """Rows and columns of the matrices whose product is timed."""
-    collective_mb: float = 64.0
+    collective_mb: Positive = 64.0
     """Megabytes on each device of the collectives that are timed."""
     work: StepWork = replace(GPT2_WORK, model=replace(GPT2_WORK.model, scan_layers=True))
     """The training step, of blocks compiled once; its batch is that of each part of the mesh."""
     decoding: GenerateWork = GenerateWork(model=with_fields(GPT2_WORK.model, {"max_len": 256}))
     """The generation, on one device."""
-    repetitions: int = 10
+    repetitions: Count = 10
     """Repetitions of each measurement, after one that is not counted."""
     results: Path = Path(__file__).with_name(FILE)
     """File to which a line for each number is added, in place of an earlier one."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, 1, "repetitions", "product_size")
         for field, known in (("only", CHECKS), ("kinds", KINDS)):
             for name in set(getattr(self, field)) - set(known):
                 raise ConfigError(f"{field} has {name!r}: give some of {', '.join(known)}")

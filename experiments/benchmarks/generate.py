@@ -20,27 +20,24 @@ from experiments.benchmarks.timing import Case, Comparison, MakeCase, TimingConf
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer import optional_dependencies
-from jaxformer.config import TransformerConfig, check_at_least, with_fields
+from jaxformer.config import Checked, Count, TransformerConfig, with_fields
 from jaxformer.decoding import Prompts, SamplingConfig, sample
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import make_step_fn
 
 
 @dataclass(frozen=True)
-class GenerateWork:
+class GenerateWork(Checked):
     """The model, and the prompts that it continues to the end of its context."""
 
     model: TransformerConfig = with_fields(
         shakespeare_char.model, {"dropout_rate": 0.0, "attention.dropout_rate": 0.0}
     )
     """Sizes of the model; texts are as long as its max_len."""
-    batch_size: int = 1
+    batch_size: Count = 1
     """Number of prompts."""
-    prompt_len: int = 16
+    prompt_len: Count = 16
     """Tokens of each prompt."""
-
-    def __post_init__(self):
-        check_at_least(self, 1, "batch_size", "prompt_len")
 
     @property
     def new_tokens(self) -> int:

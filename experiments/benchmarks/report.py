@@ -26,10 +26,10 @@ from experiments.benchmarks.timing import (
     TimingConfig,
     compare,
 )
-from experiments.harness import cli
 from experiments.harness.results.tables import Table, markdown
 from experiments.results import Result
 from jaxformer import optional_dependencies
+from jaxformer.config import to_plain
 from jaxformer.runtime import concurrency, concurrently, cpu_count
 
 _PACKAGES = (
@@ -79,7 +79,7 @@ def run_tables(
         print(f"\n{title}\n\n{table(comparisons[title])}", flush=True)
         content = {
             "environment": where,
-            "options": cli.config_files.plain(options),
+            "options": to_plain(options),
             "comparisons": {title: _plain(one) for title, one in comparisons.items()},
         }
         path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -11,35 +11,31 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
-from jaxformer.config import check_at_least, check_choices
+from jaxformer.config import Checked, Count, Range
 from jaxformer.errors import ConfigError, MissingExtra
 
 
 @dataclass(frozen=True)
-class TimingConfig:
+class TimingConfig(Checked):
     """The number of measurements, and the file of the result."""
 
     name: str = "benchmark"
     """Name of the result file, RUNS/benchmarks/NAME.json."""
-    rounds: int = 7
+    rounds: Count = 7
     """Number of rounds. Each round measures every case once, in order."""
-    repetitions: int = 1
+    repetitions: Count = 1
     """Repetitions of each case in a round."""
-    warm_up: int = 1
+    warm_up: Count = 1
     """Repetitions of each case before the first round; they are not measured."""
-    case_seconds: float = 900.0
+    case_seconds: Annotated[float, Range(1)] = 900.0
     """Seconds after which a case that is not measured yet is given up."""
     interleaved: bool = True
     """Measures the cases of a table in turn; otherwise one after the other, each alone, as cases
     must be that need most of a GPU's memory."""
     runs: str = "runs"
     """Folder of all runs."""
-
-    def __post_init__(self):
-        check_choices(self)
-        check_at_least(self, 1, "rounds", "repetitions", "warm_up", "case_seconds")
 
 
 class Case(NamedTuple):

@@ -39,7 +39,7 @@ from experiments.language_modelling.presets import (
     shakespeare_char_cpu,
 )
 from experiments.translation.presets import multi30k_tiny
-from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, TransformerConfig, check_at_least
+from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, Checked, Count, TransformerConfig
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
@@ -55,7 +55,7 @@ _LABEL_SMOOTHING = multi30k_tiny.training.label_smoothing
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepWork:
+class StepWork(Checked):
     """A training step on random tokens, of a GPT or, where there are encoder layers, a translator.
 
     By default it is nanoGPT's in its CPU configuration.
@@ -65,11 +65,11 @@ class StepWork:
     """Sizes of the model."""
     optimizer: OptimizerConfig = shakespeare_char_cpu.optimizer
     """The optimizer; its learning rate is constant."""
-    batch_size: int = 12
+    batch_size: Count = 12
     """Sequences of a batch."""
-    seq_len: int = 64
+    seq_len: Count = 64
     """Tokens of a sequence, without padding."""
-    grad_accumulation: int = 1
+    grad_accumulation: Count = 1
     """Parts of a batch whose gradients are summed one after the other."""
     attention_fn: str = "reference"
     """jaxformer's: reference, blockwise, cudnn, gpu_flash, tpu_flash, or auto."""
@@ -79,7 +79,6 @@ class StepWork:
     """Your own model as package.module:name in place of jaxformer's; empty: the library's."""
 
     def __post_init__(self):
-        check_at_least(self, 1, "batch_size", "seq_len")
         self.training()
 
     @property
@@ -138,9 +137,9 @@ class StepOptions(TimingConfig):
     """A training step, and its timing."""
 
     name: str = "nanogpt_cpu"
-    rounds: int = 20
-    repetitions: int = 10
-    warm_up: int = 10
+    rounds: Count = 20
+    repetitions: Count = 10
+    warm_up: Count = 10
     work: StepWork = StepWork()
     """The model and the batch."""
     attention_fns: tuple[str, ...] = ()

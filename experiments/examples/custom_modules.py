@@ -19,11 +19,13 @@ from jax.sharding import PartitionSpec as P
 from experiments.harness import cli
 from experiments.harness.planning import start_devices
 from jaxformer.config import (
+    Checked,
+    Count,
     EmbeddingOptions,
+    NonNegative,
     NoPositions,
     NormOptions,
     TransformerConfig,
-    check_at_least,
 )
 from jaxformer.config.positions import Places, PositionScheme, Rotation
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
@@ -75,7 +77,7 @@ def cosine_attention(sharpness: float) -> AttentionFn:
 class DistanceBias(PositionScheme):
     """A learned attention bias for each head and distance, up to `max_distance`."""
 
-    max_distance: int = 8
+    max_distance: Count = 8
 
     def params(self, d_model: int, num_heads: int, max_len: int, table_init: Any) -> Any:
         """The bias of each head and distance."""
@@ -159,18 +161,18 @@ def repeating(seed: int, rows: int = 16, length: int = 12) -> StreamBatch:
 
 
 @dataclass(frozen=True)
-class CustomModulesOptions:
+class CustomModulesOptions(Checked):
     """The training of each model."""
 
-    steps: int = 200
+    steps: Count = 200
     """Number of training steps."""
-    learning_rate: float = 1e-2
+    learning_rate: NonNegative = 1e-2
     """Learning rate of Adam."""
     mesh: str = ""
     """Axes of virtual devices, such as fsdp=2,tensor=2; empty: one device."""
 
     def __post_init__(self):
-        check_at_least(self, 1, "steps")
+        super().__post_init__()
         parse_mesh(self.mesh)
 
 

@@ -74,7 +74,7 @@ def with_shard_map(rows: int, steps: int) -> list[float]:
     step = jf.make_train_step(LOSS, OPTIMIZER, reduce=reduce)
     whole, divided = PartitionSpec(), PartitionSpec("data")
     specs: Any = {"in_specs": (whole, divided), "out_specs": (whole, whole)}
-    mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs, check_vma=False))
+    mapped = jax.jit(jax.shard_map(step, mesh=mesh, **specs))
     return losses(mapped, first_state(), partial(batch_of, rows=rows), steps)
 
 

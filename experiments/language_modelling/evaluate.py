@@ -28,7 +28,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded, text_digest
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
-from jaxformer.config import check_at_least
+from jaxformer.config import Natural
 from jaxformer.errors import ConfigError
 from jaxformer.text.metrics import Likelihood
 from jaxformer.text.tokenizers import Tokenizer
@@ -194,13 +194,9 @@ class EvaluateOptions(RunOptions):
     """Files to measure; none: a part of the run's own text."""
     part: Literal["test", "validation", "train"] = "test"
     """The part of the run's own text to measure, without --files."""
-    stride: int = 0
+    stride: Natural = 0
     """Tokens between the starts of two sequences; 0: a whole sequence. A smaller stride gives each
     token more context and takes longer."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, 0, "stride")
 
 
 @distributed.joins

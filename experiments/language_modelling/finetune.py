@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import jax
 from jax.tree_util import Partial
@@ -25,7 +25,7 @@ from experiments.harness.training.finetuning import Trainer, make_trainer, resul
 from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.tasks import TASKS, Task, predict
-from jaxformer.config import check_at_least
+from jaxformer.config import Count, Natural, Range
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import EncoderOnly
@@ -48,12 +48,12 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     JSON of SQuAD; chat: .jsonl with a list of messages in each line."""
     test: str = ""
     """A file of the same form to test with."""
-    num_train: int = 200
+    num_train: Natural = 200
     """Examples to learn from; each seed chooses others, as evenly over the labels as possible. 0:
     all."""
-    batch_size: int = 20
+    batch_size: Count = 20
     """Rows of a batch."""
-    seeds: int = 5
+    seeds: Count = 5
     """Number of times to choose examples and learn, each with another seed."""
     freeze_backbone: bool = False
     """Trains only the classifier's head."""
@@ -62,11 +62,11 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     token, an encoder's of the first; mean: the mean of the tokens' vectors."""
     start: Literal["both", "pretrained", "scratch"] = "both"
     """Starts from the pretrained weights, from random ones, or once from each."""
-    seq_len: int = 128
+    seq_len: Annotated[int, Range(3)] = 128
     """Longest text in tokens; the rest of a longer one is cut off, or is in another window."""
-    doc_stride: int = 32
+    doc_stride: Natural = 32
     """Tokens that neighbouring windows of a long context share (spans)."""
-    max_answer_tokens: int = 30
+    max_answer_tokens: Count = 30
     """Longest answer in tokens (spans)."""
     chat_template: str = ""
     """A file with a chat template in Jinja (chat); empty: that of the run's folder."""
@@ -83,9 +83,6 @@ class FinetuneOptions(finetuning.FinetuneOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, 0, "doc_stride")
-        check_at_least(self, 1, "seeds", "max_answer_tokens")
-        check_at_least(self, 3, "seq_len")
         if bool(self.train) != bool(self.test):
             raise ConfigError(
                 f"labelled text needs both files, but train={self.train!r} and "

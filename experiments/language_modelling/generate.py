@@ -12,16 +12,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 
 from experiments.harness import cli
-from experiments.harness.runs import distributed, run_folder, text_io
+from experiments.harness.cli import config_files
+from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
 from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import LoadedRun, load_run
-from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.tasks.chat import check_messages, load_template
 from jaxformer import pipelines
-from jaxformer.config import check_at_least
+from jaxformer.config import Natural, from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
@@ -41,7 +41,7 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     """The texts; without them and `input`, asks on a terminal, or uses the run's prompts."""
     input: str = ""
     """A file with one text; of a masked run, with a text on each line. "-" is standard input."""
-    count: int = 0
+    count: Natural = 0
     """Continuations of each text, or tokens shown for each mask; 0: 1 continuation, 5 tokens."""
     chat: bool = False
     """Takes each text for a user's message, and writes the assistant's answer, as the chat template
@@ -52,8 +52,6 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
     def __post_init__(self):
         super().__post_init__()
         CompletionOptions.__post_init__(self)
-        RunOptions.__post_init__(self)
-        check_at_least(self, 0, "count")
         if self.text and self.input:
             raise ConfigError("give --text or --input, not both")
 
@@ -74,9 +72,11 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     run = finder.parse_known_args(args)[0].run
     folder, default = run_folders(run)[0], GenerateOptions()
     if (folder / "config.json").is_file() and not is_pretrained(folder):
-        config = run_folder.load_config(folder, LanguageConfig)
-        settings = asdict(config.sampling) | asdict(config.completion)
-        default = GenerateOptions(**settings, run=run)
+        content = config_files.read_object(folder)
+        kinds = {"sampling": SamplingConfig, "completion": CompletionOptions}
+        parts = (from_plain(kind, content.get(name, {}), name) for name, kind in kinds.items())
+        sampling, completion = map(asdict, parts)
+        default = GenerateOptions(**sampling, **completion, run=run)
     return cli.parse({"default": default}, args, description=__doc__)
 
 

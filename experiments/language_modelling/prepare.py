@@ -18,7 +18,7 @@ from experiments.language_modelling.init_from_pretrained import with_pretrained_
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, import_by_name, is_import_name
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
@@ -243,8 +243,8 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     text, size = chain.from_iterable(part.documents()), config.model.vocab_size
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
-    if cli.is_import_name(name):
-        return cli.import_by_name(name, "tokenizer")(text, size)
+    if is_import_name(name):
+        return import_by_name(name, "tokenizer")(text, size)
     if name in _PUBLISHED:
         paths = [datasets.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)

@@ -10,21 +10,21 @@ from jaxformer.config import (
     GPT2,
     LLAMA3_8B,
     AttentionOptions,
+    Checked,
+    Count,
     EmbeddingOptions,
     FeedForwardOptions,
+    Fraction,
     NormOptions,
     Rotary,
     TransformerConfig,
-    check_at_least,
-    check_choices,
-    check_fraction,
 )
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """The text, how it is cut into documents and ids, and how these become batches."""
 
     corpus: Literal["python_stdlib", "shakespeare", "wikitext2", "files"] = "python_stdlib"
@@ -45,28 +45,23 @@ class DataConfig:
     tokenizer: str = "bpe"
     """bpe, words or characters: learned from the text; else gpt2, bert-base-uncased, a path, or
     your own function as package.module:name."""
-    batch_size: int = 32
+    batch_size: Count = 32
     """Sequences of a batch."""
-    seq_len: int = 256
+    seq_len: Count = 256
     """Tokens of a sequence."""
-    mask_prob: float = 0.15
+    mask_prob: Fraction = 0.15
     """Share of the tokens that a masked model has to predict."""
     next_sentence: bool = False
     """A masked model also predicts whether the second half of a sequence follows the first."""
     batches: str = ""
     """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
 
-    def __post_init__(self):
-        check_choices(self)
-        check_at_least(self, 1, "batch_size", "seq_len")
-        check_fraction(self, "mask_prob")
-
 
 @dataclass(frozen=True)
 class TrainingConfig(training_config.TrainingConfig):
     """Settings of a language model's training."""
 
-    average_checkpoints: int = 1
+    average_checkpoints: Count = 1
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
 
 

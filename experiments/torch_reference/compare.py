@@ -21,7 +21,7 @@ from experiments.translation.prepare import describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from experiments.translation.train import make_init_and_step
 from jaxformer import optional_dependencies
-from jaxformer.config import Sinusoidal, TransformerConfig, check_at_least, with_fields
+from jaxformer.config import Count, Sinusoidal, TransformerConfig, with_fields
 from jaxformer.distributed import CompiledStep, single
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.data import PairBatch
@@ -34,12 +34,8 @@ from jaxformer.training.train_step import TrainState
 class Comparison(TranslationConfig):
     """A preset of translation, and the length of the comparison."""
 
-    steps: int = 100
+    steps: Count = 100
     """Number of updates of which the losses are compared."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_at_least(self, 1, "steps")
 
 
 class Agreement(NamedTuple):

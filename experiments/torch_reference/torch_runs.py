@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from experiments.harness.cli import name_of
 from jaxformer import optional_dependencies
+from jaxformer.config import name_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.training.train_step import TrainState, init_train_state

@@ -7,7 +7,7 @@ after.
 
 import json
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -31,7 +31,7 @@ from experiments.translation.corpus import Text, open_corpus, read_files
 from experiments.translation.evaluate import score_summaries
 from experiments.translation.load_run import Translator, load_run, load_translator
 from experiments.translation.presets import Files
-from jaxformer.config import check_at_least
+from jaxformer.config import Fraction, Natural, Range, Seed
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import translate
 from jaxformer.pipelines.translation import first_ids, source_ids
@@ -52,21 +52,21 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     """Files to learn from; none: the training text of the run."""
     test: Files = Files()
     """Files to test with; none: the test text of the run."""
-    num_test: int = 0
+    num_test: Natural = 0
     """Pairs to test with, the first ones; 0: all."""
     prefix: str = ""
     """Written before each source, such as the "summarize: " of T5."""
-    source_len: int = 128
+    source_len: Annotated[int, Range(3)] = 128
     """Longest source in tokens; the rest of a longer one is cut off."""
-    target_len: int = 64
+    target_len: Annotated[int, Range(3)] = 64
     """Longest target in tokens; the rest of a longer one is cut off."""
-    label_smoothing: float = 0.0
+    label_smoothing: Fraction = 0.0
     """Share of the probability that is spread over all tokens."""
     metric: Literal["rouge", "bleu"] = "rouge"
     """rouge: ROUGE-1, -2 and -L of summaries. bleu: cased BLEU and chrF of translations."""
-    beam_size: int = 0
+    beam_size: Natural = 0
     """Beam size of the test; 0: that of the run or folder."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the chosen pairs, the order of the batches, and dropout."""
     optimizer: OptimizerConfig = OptimizerConfig(
         schedule="linear",
@@ -81,8 +81,6 @@ class FinetuneOptions(finetuning.FinetuneOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, 0, "num_test", "beam_size")
-        check_at_least(self, 3, "source_len", "target_len")
         if bool(self.train.source) != bool(self.test.source):
             raise ConfigError(
                 f"pairs are needed to learn from and to test with, but train.source="

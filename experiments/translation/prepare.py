@@ -16,7 +16,7 @@ from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import Text, open_corpus, write_known_words
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, import_by_name, is_import_name
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.text import tokenizers
@@ -172,7 +172,7 @@ def _prepare(
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
     # The code of a user's tokenizer may change.
-    tokenizer_cache = NOTHING_KEPT if cli.is_import_name(config.data.tokenizer) else cache
+    tokenizer_cache = NOTHING_KEPT if is_import_name(config.data.tokenizer) else cache
     tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
@@ -211,8 +211,8 @@ def _encode(
 
 def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
     kind = data.tokenizer
-    if cli.is_import_name(kind):
-        return tokenizers.require_standard_ids(cli.import_by_name(kind, "tokenizer")(lines, size))
+    if is_import_name(kind):
+        return tokenizers.require_standard_ids(import_by_name(kind, "tokenizer")(lines, size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
     if kind == "words":

@@ -1,20 +1,22 @@
 """The configuration of a translation experiment, and the named ones."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from experiments.harness.training import training_config
 from experiments.harness.training.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
     TRANSFORMER_BASE,
     TRANSFORMER_BIG,
+    Checked,
+    Count,
+    Fraction,
     NormOptions,
     OutputOptions,
+    Range,
     Rotary,
     Sinusoidal,
     TransformerConfig,
-    check_at_least,
-    check_fraction,
 )
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
@@ -23,7 +25,7 @@ from jaxformer.training.optimizer import noam_peak_learning_rate
 
 
 @dataclass(frozen=True)
-class Files:
+class Files(Checked):
     """Your own parallel text (.gz too)."""
 
     source: str = ""
@@ -38,7 +40,7 @@ class Files:
 
 
 @dataclass(frozen=True)
-class DataConfig:
+class DataConfig(Checked):
     """The text, its tokenizer, and how pairs become batches."""
 
     corpus: Literal["grammar", "multi30k", "tatoeba", "files"] = "grammar"
@@ -56,18 +58,19 @@ class DataConfig:
     vocabulary unless --model.source_vocab_size is given."""
     lowercase: bool = False
     """All text is read and written in lower case: smaller vocabulary, scores without case."""
-    batch_tokens: int = 4_096
+    batch_tokens: Count = 4_096
     """Target positions of a batch, padding included."""
-    buckets: int = 6
+    buckets: Count = 6
     """The most shapes of batch; XLA compiles one program for each."""
-    pad_to_multiple: int = 4
+    pad_to_multiple: Count = 4
     """Lengths are padded to a multiple of this."""
-    batch_size_multiple: int = 8
+    batch_size_multiple: Count = 8
     """The number of pairs in a batch is a multiple of this, so that devices can share it."""
     batches: str = ""
     """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
 
     def __post_init__(self):
+        super().__post_init__()
         training_config.check_name(self, "tokenizer", ("bpe", "words", "characters"))
         if self.lowercase and self.tokenizer != "bpe":
             raise ConfigError(
@@ -80,30 +83,23 @@ class DataConfig:
 class TrainingConfig(training_config.TrainingConfig):
     """Settings of a translation's training."""
 
-    label_smoothing: float = 0.1
+    label_smoothing: Fraction = 0.1
     """Share of each label's probability that is spread over the vocabulary."""
-    eval_beam_size: int = 1
+    eval_beam_size: Count = 1
     """Beam size of the evaluations during training; 1 is greedy."""
     teacher: str = ""
     """Run whose probabilities the model also learns, as RUN, RUN@STEP or RUN@best; the run takes
     over its tokenizers. Empty: none."""
-    distillation_weight: float = 0.5
+    distillation_weight: Annotated[float, Range(0, 1, "(]")] = 0.5
     """Weight of the teacher in the loss, 0 to 1; the labels have the rest. Without teacher: 0."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_at_least(self, 1, "eval_beam_size")
-        if not 0.0 < self.distillation_weight <= 1.0:
-            raise ConfigError(
-                f"distillation_weight={self.distillation_weight}, but it must be above 0 and at "
-                "most 1"
-            )
         if self.teacher and self.loss:
             raise ConfigError(
                 f"teacher={self.teacher!r} is learned by the experiment's own loss, but loss="
                 f"{self.loss!r} was given: leave one of them out"
             )
-        check_fraction(self, "label_smoothing")
 
 
 @dataclass(frozen=True)

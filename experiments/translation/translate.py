@@ -21,7 +21,7 @@ from experiments.translation.corpus import read_known_words, unknown_words
 from experiments.translation.evaluate import describe_too_long, without_too_long
 from experiments.translation.load_run import Translator, load_translator
 from jaxformer import storage
-from jaxformer.config import check_at_least
+from jaxformer.config import Count
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines import Translation, translate
 
@@ -37,20 +37,19 @@ class TranslateOptions(DecodingOptions, RunOptions):
     """The file to translate; "-" is standard input."""
     output: str = "-"
     """The file to write; "-" is standard output."""
-    n_best: int = 1
+    n_best: Count = 1
     """Translations of each line; above 1 as tab-separated line number (from 1), score, text. The
     score is the log-probability with length penalty."""
     scores: bool = False
     """Adds a column with the log-probability of each token."""
     int8: bool = False
     """Computes with weights of 8 bits."""
-    lines_at_once: int = 2_000
+    lines_at_once: Count = 2_000
     """Lines that are read and translated together."""
 
     def __post_init__(self):
         super().__post_init__()
         RunOptions.__post_init__(self)
-        check_at_least(self, 1, "n_best", "lines_at_once")
 
 
 @distributed.joins

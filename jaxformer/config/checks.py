@@ -1,24 +1,63 @@
-"""Checks for the fields of a configuration: types, choices, ranges.
+"""Checks of the fields of a configuration: each annotation says which values are allowed.
 
 >>> from dataclasses import dataclass
->>> @dataclass
-... class Training:
-...     steps: int
->>> check_at_least(Training(0), 1, "steps")
+>>> @dataclass(frozen=True)
+... class Training(Checked):
+...     steps: Count = 100
+...     dropout_rate: Fraction = 0.0
+>>> Training(steps=0)
 Traceback (most recent call last):
     ...
 jaxformer.errors.ConfigError: steps=0, but it must be at least 1
 """
 
+import math
 import re
-from dataclasses import fields
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from numbers import Integral, Real
 from types import NoneType, UnionType
-from typing import Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 from jaxformer.errors import ConfigError
 
-_TYPES = {
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`; a square bracket includes the end, a round one does not."""
+
+    low: float
+    high: float = math.inf
+    bounds: Literal["[)", "()", "(]", "[]"] = "[)"
+
+    def __contains__(self, value: float) -> bool:
+        above = value >= self.low if self.bounds[0] == "[" else value > self.low
+        return above and (value <= self.high if self.bounds[1] == "]" else value < self.high)
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"at least {self.low}" if self.bounds[0] == "[" else f"above {self.low}"
+        return f"in {self.bounds[0]}{self.low}, {self.high}{self.bounds[1]}"
+
+
+_PATTERN = "regular expression"
+
+Count = Annotated[int, Range(1)]
+"""An integer of at least 1."""
+Natural = Annotated[int, Range(0)]
+"""An integer of at least 0."""
+Seed = Annotated[int, Range(0, 2**32)]
+"""A seed of random numbers; JAX's have 32 bits."""
+Positive = Annotated[float, Range(0, bounds="()")]
+"""A finite number above 0."""
+NonNegative = Annotated[float, Range(0)]
+"""A finite number of at least 0."""
+Fraction = Annotated[float, Range(0, 1)]
+"""A number of at least 0 and below 1."""
+Pattern = Annotated[str, _PATTERN]
+"""A regular expression."""
+
+_TYPES: dict[Any, tuple[type, str, str]] = {
     int: (Integral, "an integer", "integers"),
     float: (Real, "a number", "numbers"),
     bool: (bool, "True or False", "True or False"),
@@ -27,72 +66,108 @@ _TYPES = {
 }
 
 
-def check_types(config: Any) -> None:
-    """Raises `ConfigError` for a field of the dataclass whose value has another type.
+@dataclass(frozen=True)
+class Checked:
+    """The base of configurations: `ConfigError` for a value that a field's annotation excludes."""
 
-    Fields of type int, float, bool, str or None, tuples of one of these such as
-    `tuple[int, ...]`, and unions of all these are checked.
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(config: Any) -> None:
+    """Raises `ConfigError` for a value that its field's annotation excludes.
+
+    int, float (finite), bool, str, None, dataclasses, `Literal`, the annotated types above, tuples
+    of one of these such as `tuple[Count, ...]`, and unions of these are checked.
     """
-    for field in fields(config):
-        value = getattr(config, field.name)
-        is_union = isinstance(field.type, UnionType)
-        types = [_element(one) for one in (get_args(field.type) if is_union else (field.type,))]
-        if any(element not in _TYPES for element, _ in types):
-            continue
-        if not any(_fits(value, element, many) for element, many in types):
-            allowed = " or ".join(
-                f"a tuple of {_TYPES[x][2]}" if many else _TYPES[x][1] for x, many in types
-            )
-            raise ConfigError(
-                f"{field.name}={value!r} is a {type(value).__name__}, but it must be {allowed}: "
-                f"give {allowed}"
-            )
-
-
-def _element(kind: Any) -> tuple[Any, bool]:
-    """The type itself, or that of the elements of a tuple, and whether it is a tuple."""
-    if get_origin(kind) is tuple and get_args(kind)[1:] == (Ellipsis,):
-        return get_args(kind)[0], True
-    return (kind if isinstance(kind, type) else None), False
-
-
-def _fits(value: Any, kind: type, many: bool) -> bool:
-    if many:
-        return isinstance(value, tuple) and all(_fits(one, kind, False) for one in value)
-    return isinstance(value, _TYPES[kind][0]) and (kind is bool or not isinstance(value, bool))
-
-
-def check_choices(config: Any) -> None:
-    """Raises `ConfigError` for a field of the dataclass whose `Literal` does not list its value."""
-    for field in fields(config):
-        choices = get_args(field.type) if get_origin(field.type) is Literal else ()
-        value = getattr(config, field.name)
-        if choices and value not in choices:
-            raise ConfigError(
-                f"{field.name}={value!r} is unknown: give one of {', '.join(choices)}"
-            )
-
-
-def check_at_least(config: Any, least: float, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` below `least`; None passes."""
-    for name in names:
+    cls: Any = type(config)
+    for name, kind in _hints(cls).items():
         value = getattr(config, name)
-        if value is not None and value < least:
-            raise ConfigError(f"{name}={value}, but it must be at least {least}")
+        kinds = alternatives(kind)
+        mistakes = [_mistake(value, one) for one in kinds]
+        if all(mistakes):
+            raise ConfigError(f"{name}={value!r}{_sentence(value, kinds, mistakes)}")
 
 
-def check_fraction(config: Any, *names: str) -> None:
-    """Raises `ConfigError` for one of the fields `names` below 0, or not below 1."""
-    for name in names:
-        value = getattr(config, name)
-        if not 0.0 <= value < 1.0:
-            raise ConfigError(f"{name}={value}, but it must be in [0, 1)")
+def is_union(kind: Any) -> bool:
+    """Whether `kind` is a choice of types."""
+    return get_origin(kind) in (Union, UnionType)
 
 
-def check_pattern(config: Any, name: str) -> None:
-    """Raises `ConfigError` unless the field `name` is a regular expression."""
-    pattern = getattr(config, name)
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"{name}={pattern!r} is not a regular expression: {error}") from error
+def alternatives(kind: Any) -> tuple[Any, ...]:
+    """The types among which the union `kind` leaves the choice; `kind` itself if it is none."""
+    return get_args(kind) if is_union(kind) else (kind,)
+
+
+class _Mistake(NamedTuple):
+    """Why a value is not allowed; empty text: because of its type."""
+
+    text: str = ""
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {field.name: hints[field.name] for field in fields(kind)}
+
+
+def _mistake(value: Any, kind: Any) -> _Mistake | None:
+    """The reason why `value` is not of the type `kind`; None if it is, or is not checked."""
+    arguments = get_args(kind)
+    if get_origin(kind) is Literal:
+        allowed = ", ".join(map(str, arguments))
+        return None if value in arguments else _Mistake(f" is unknown: give one of {allowed}")
+    if get_origin(kind) is tuple and arguments[1:] == (Ellipsis,):
+        if not isinstance(value, tuple):
+            return _Mistake()
+        mistake = next(filter(None, (_mistake(item, arguments[0]) for item in value)), None)
+        return mistake and _Mistake(mistake.text.replace("but it", "but each"))
+    if get_origin(kind) is Annotated:
+        return _mistake(value, arguments[0]) or _out_of_range(value, arguments[1])
+    if kind in _TYPES:
+        is_kind = isinstance(value, _TYPES[kind][0])
+        is_kind &= kind is bool or not isinstance(value, bool)
+        if is_kind and kind is float and not math.isfinite(value):
+            return _Mistake(", but it must be finite")
+        return None if is_kind else _Mistake()
+    if is_dataclass(kind) and isinstance(kind, type):
+        return None if isinstance(value, kind) else _Mistake()
+    return None
+
+
+def _out_of_range(value: Any, allowed: Any) -> _Mistake | None:
+    if allowed is _PATTERN:
+        try:
+            re.compile(value)
+        except re.error as error:
+            return _Mistake(f" is not a regular expression: {error}")
+        return None
+    return None if value in allowed else _Mistake(f", but it must be {allowed}")
+
+
+def _sentence(value: Any, kinds: tuple[Any, ...], mistakes: list[_Mistake | None]) -> str:
+    """What is wrong with a value that is of none of `kinds`, and what is allowed."""
+    texts = [mistake.text for mistake in mistakes if mistake and mistake.text]
+    if len(texts) == len(kinds) or (texts and not isinstance(value, bool | NoneType)):
+        return texts[0]
+    classes = [kind for kind in kinds if isinstance(kind, type) and kind not in _TYPES]
+    kinds = tuple(kind for kind in kinds if not {*classes}.intersection(_bases(kind)))
+    allowed = " or ".join(dict.fromkeys(map(_described, kinds)))
+    return f" is a {type(value).__name__}, but it must be {allowed}: give {allowed}"
+
+
+def _bases(kind: Any) -> tuple[Any, ...]:
+    return kind.__mro__[1:] if isinstance(kind, type) else ()
+
+
+def _described(kind: Any, several: bool = False) -> str:
+    if get_origin(kind) is Annotated:
+        return _described(get_args(kind)[0], several)
+    if get_origin(kind) is tuple:
+        return f"a tuple of {_described(get_args(kind)[0], several=True)}"
+    if get_origin(kind) is Literal:
+        return " or ".join(map(repr, get_args(kind)))
+    if kind in _TYPES:
+        _, one, many = _TYPES[kind]
+        return many if several else one
+    return f"a {kind.__name__}" if isinstance(kind, type) else str(kind)

@@ -1,9 +1,10 @@
 """The parts of a recipe that later papers added: each is a value with defaults."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
+from jaxformer.config.checks import Checked, Count, Fraction, Natural, NonNegative, Positive, Range
+from jaxformer.errors import ConfigError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 TiedEmbeddings = Literal["none", "output", "inputs", "all"]
@@ -11,12 +12,8 @@ NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 
 
 @dataclass(frozen=True)
-class Part:
-    """The base of all parts: types and choices of fields are checked."""
-
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
+class Part(Checked):
+    """The base of all parts."""
 
 
 @dataclass(frozen=True)
@@ -26,31 +23,32 @@ class AttentionOptions(Part):
     >>> gemma2 = jf.AttentionOptions(num_kv_heads=4, window=4096, full_every=2, softcap=50.0)
     """
 
-    num_kv_heads: int | None = None
+    num_kv_heads: Count | None = None
     """K, the number of key/value heads, each shared by a group of heads; None: the number of heads
     (Ainslie et al. 2023)."""
-    window: int | None = None
+    window: Count | None = None
     """In causal self-attention, how many tokens a token attends to, itself included; None: all."""
-    full_every: int | None = None
+    full_every: Annotated[int, Range(2)] | None = None
     """With `window`, each layer whose number is a multiple of this attends to all tokens (Gemma 2:
     2, every other layer; the first has the number 1); None: no layer does."""
-    query_scalar: float | None = None
+    query_scalar: Positive | None = None
     """Products of queries and keys are divided by the square root of this; None: the head size."""
-    softcap: float | None = None
+    softcap: Positive | None = None
     """Attention logits x become c tanh(x / c) with this c (Gemma 2: 50); None: they stay."""
     query_key_norm: bool = False
     """A norm over each head's queries and keys, before positions."""
     qkv_bias: bool | None = None
     """Projections to queries, keys and values have biases; None: as all other dense layers."""
-    dropout_rate: float = 0.0
+    dropout_rate: Fraction = 0.0
     """Dropout on the attention weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "num_kv_heads", "window")
-        check_at_least(self, 2, "full_every")
-        check_at_least(self, 1e-6, "query_scalar", "softcap")
-        check_fraction(self, "dropout_rate")
+        if self.full_every is not None and self.window is None:
+            raise ConfigError(
+                f"full_every={self.full_every} chooses layers without the window, but window=None: "
+                "give a window"
+            )
 
 
 @dataclass(frozen=True)
@@ -64,12 +62,8 @@ class FeedForwardOptions(Part):
     """The activation of the hidden layer."""
     gated: bool = False
     """The activation of one projection multiplies another (Shazeer 2020)."""
-    dropout_rate: float = 0.0
+    dropout_rate: Fraction = 0.0
     """Dropout on the hidden layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_fraction(self, "dropout_rate")
 
 
 @dataclass(frozen=True)
@@ -85,7 +79,7 @@ class NormOptions(Part):
     """The norm is before each sub-layer ("pre"), after the residual sum ("post"), or before and
     after each sub-layer ("sandwich"). With "parallel" it is before each sub-layer, and the
     feed-forward network reads what self-attention reads, not its result (GPT-NeoX)."""
-    eps: float = 1e-6
+    eps: NonNegative = 1e-6
     """Added to the variance."""
 
 
@@ -103,17 +97,12 @@ class EmbeddingOptions(Part):
     """Embeddings are multiplied by the square root of `d_model`."""
     norm: bool = False
     """A norm follows the sum of embeddings and positions."""
-    zero_id: int | None = None
+    zero_id: Natural | None = None
     """The token whose embedding is zero, such as the start token of Marian; None: none."""
-    num_types: int = 0
+    num_types: Natural = 0
     """The number of token types (BERT's two sentences); 0: no type embedding."""
-    dropout_rate: float = 0.0
+    dropout_rate: Fraction = 0.0
     """Dropout of the whole embeddings of source and target tokens (Sennrich et al. 2016, WMT16)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "zero_id", "num_types")
-        check_fraction(self, "dropout_rate")
 
 
 @dataclass(frozen=True)
@@ -125,12 +114,8 @@ class OutputOptions(Part):
 
     bias: bool = False
     """The output projection has a bias for each token."""
-    softcap: float | None = None
+    softcap: Positive | None = None
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1e-6, "softcap")
 
 
 @dataclass(frozen=True)
@@ -140,11 +125,7 @@ class EncoderOptions(Part):
     >>> narrow = jf.EncoderOptions(num_heads=4)
     """
 
-    num_heads: int | None = None
+    num_heads: Count | None = None
     """h, the number of attention heads."""
-    d_ff: int | None = None
+    d_ff: Count | None = None
     """F, the size of the feed-forward network's hidden layer."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "num_heads", "d_ff")

@@ -1,14 +1,15 @@
 """Position schemes: values that say how a stack of blocks knows the order of its tokens."""
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
 
-from jaxformer.config.checks import check_at_least
+from jaxformer.config.checks import Count, Natural, Positive, Range
 from jaxformer.config.parts import Part
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
 from jaxformer.errors import ConfigError
@@ -84,7 +85,7 @@ class Places(NamedTuple):
     """
 
     positions: TokenPositions
-    """The position of each token in its text, below S."""
+    """The position of each token in its text, below `max_len` or, by default, S."""
     queries: Num[Array, " T"]
     """The place of each token among the S keys 0, 1, ..."""
     length: int
@@ -92,6 +93,7 @@ class Places(NamedTuple):
     num_heads: int = 1
     causal: bool = False
     """Keys after the query are masked."""
+    max_len: int | None = None
 
     def distances(self) -> Num[Array, "T S"]:
         """The place of each query minus that of each key."""
@@ -154,12 +156,8 @@ class Sinusoidal(PositionScheme):
     endpoint: bool = False
     """The wavelengths end at 10000 x 2 pi exactly, as in tensor2tensor and fairseq; the formula of
     the paper ends one step before."""
-    offset: int = 0
+    offset: Natural = 0
     """The row of a text's first token in the table (fairseq: 2)."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "offset")
 
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for an odd `d_model` with `endpoint`."""
@@ -171,7 +169,7 @@ class Sinusoidal(PositionScheme):
 
     def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
         """`x` plus the rows of its positions."""
-        rows = self.offset + at.length
+        rows = self.offset + (at.max_len or at.length)
         table = positional_encoding(rows, x.shape[-1], self.layout, endpoint=self.endpoint)
         return _add_rows(x, jnp.asarray(table[self.offset :]), at.positions)
 
@@ -212,17 +210,12 @@ class Rotary(PositionScheme):
     (2, 3, 1, 4)
     """
 
-    base: float = 10_000.0
+    base: Positive = 10_000.0
     """The base of the rotary frequencies (theta)."""
-    fraction: float = 1.0
+    fraction: Annotated[float, Range(0, 1, "(]")] = 1.0
     """The part of each head's numbers that is rotated, from the first on (GPT-NeoX: 0.25)."""
     scaling: NoScaling | Linear | Llama3 | Yarn = NoScaling()
     """The change of the frequencies for longer texts than in training."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 < self.fraction <= 1:
-            raise ConfigError(f"fraction={self.fraction}, but it must be in (0, 1]")
 
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for heads whose rotated part is not made of pairs."""
@@ -243,7 +236,7 @@ class Rotary(PositionScheme):
     def rotation(self, positions: TokenPositions, head_dim: int) -> Rotation:
         """The rotation of pair i by the angle position * rates[i]; positions may be fractions."""
         rates = self.rates(head_dim)
-        angle = jnp.outer(positions, jnp.asarray(rates))
+        angle = jnp.outer(positions.astype(rates.dtype), jnp.asarray(rates))
         angle = angle.reshape(-1, positions.shape[-1], 1, len(rates))
         sin, cos, factor = jnp.sin(angle), jnp.cos(angle), self.scaling.magnitude
         return Rotation(sin, cos) if factor == 1 else Rotation(sin * factor, cos * factor)
@@ -269,14 +262,13 @@ class Relative(PositionScheme):
     >>> t5 = jf.Relative(buckets=32, max_distance=128)
     """
 
-    buckets: int = 32
+    buckets: Annotated[int, Range(4)] = 32
     """The number of distance buckets."""
-    max_distance: int = 128
+    max_distance: Count = 128
     """All distances from this one on share the last bucket."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 4, "buckets")
         if self.max_distance <= self.buckets // 2:
             raise ConfigError(
                 f"max_distance={self.max_distance} is too small for buckets={self.buckets}: give "
@@ -339,5 +331,13 @@ def _bucket_of(distance: jax.Array, buckets: int, max_distance: int) -> jax.Arra
 
 
 def _add_rows(x: jax.Array, table: jax.Array, positions: jax.Array) -> jax.Array:
+    """`x` plus the rows of its positions; beyond the table NaN, or `ValueError` if not traced."""
+    if not isinstance(positions, Tracer) and positions.size:
+        first, last = int(jnp.min(positions)), int(jnp.max(positions))
+        if first < 0 or last >= len(table):
+            raise ValueError(
+                f"positions from {first} to {last} were given, but they must be 0 to "
+                f"{len(table) - 1}: give a larger max_len, or rotary positions, which never end"
+            )
     rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
     return x + rows.astype(x.dtype)

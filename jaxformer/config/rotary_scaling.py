@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.config.checks import check_at_least
+from jaxformer.config.checks import Count, NonNegative, Positive, Range
 from jaxformer.config.parts import Part
 from jaxformer.errors import ConfigError
 
@@ -32,12 +33,8 @@ class NoScaling(Part):
 class Linear(NoScaling):
     """Divides all rates by `factor` (Chen et al. 2023)."""
 
-    factor: float = 1.0
+    factor: Annotated[float, Range(1)] = 1.0
     """The length of texts divided by that in training."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "factor")
 
     def rates(self, rates: Rates, base: float) -> Rates:
         """The share `kept` of each rate, and what is left divided by `factor`."""
@@ -56,17 +53,15 @@ class Llama3(Linear):
     >>> positions = jf.Rotary(base=5e5, scaling=jf.Llama3(factor=8.0))
     """
 
-    low_freq_factor: float = 1.0
+    low_freq_factor: Positive = 1.0
     """Pairs of fewer turns than this in `original_len` tokens are divided."""
     high_freq_factor: float = 4.0
     """Pairs of more turns than this are kept; those between are interpolated."""
-    original_len: int = 8192
+    original_len: Count = 8192
     """The length of texts in training, in tokens."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "original_len")
-        check_at_least(self, 1e-6, "low_freq_factor")
         if self.high_freq_factor <= self.low_freq_factor:
             raise ConfigError(
                 f"high_freq_factor={self.high_freq_factor} must be above low_freq_factor="
@@ -90,18 +85,15 @@ class Yarn(Linear):
 
     beta_fast: float = 32.0
     """Pairs of more turns than this in `original_len` tokens are kept."""
-    beta_slow: float = 1.0
+    beta_slow: Positive = 1.0
     """Pairs of fewer turns than this are divided; those between are interpolated."""
-    original_len: int = 8192
+    original_len: Count = 8192
     """The length of texts in training, in tokens."""
-    attention_factor: float | None = None
+    attention_factor: NonNegative | None = None
     """The factor of rotated queries and keys; None: 0.1 ln(`factor`) + 1 (equation 22)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "original_len")
-        check_at_least(self, 0, "attention_factor")
-        check_at_least(self, 1e-6, "beta_slow")
         if self.beta_fast <= self.beta_slow:
             raise ConfigError(
                 f"beta_fast={self.beta_fast} must be above beta_slow={self.beta_slow}"

@@ -3,12 +3,12 @@
 import math
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, TypeVar
 
 from jax.nn import initializers
 
-from jaxformer.config.checks import check_at_least, check_choices, check_fraction, check_types
+from jaxformer.config.checks import Checked, Count, Fraction, Natural
 from jaxformer.config.parts import (
     AttentionOptions,
     EmbeddingOptions,
@@ -29,7 +29,7 @@ from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class TransformerConfig:
+class TransformerConfig(Checked):
     """The recipe of a whole model: the sizes of Vaswani et al. 2017, table 3, and parts.
 
     What later papers added is a part with a default. The letters are those of the paper.
@@ -39,27 +39,27 @@ class TransformerConfig:
     >>> llama = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=long, norm=pre)
     """
 
-    vocab_size: int
+    vocab_size: Count
     """V, the number of token ids (of the target, where source and target differ)."""
-    d_model: int
+    d_model: Count
     """D, the size of each token's vector."""
-    d_ff: int
+    d_ff: Count
     """F, the size of the feed-forward network's hidden layer."""
-    num_heads: int
+    num_heads: Count
     """h, the number of attention heads."""
-    num_encoder_layers: int = 0
+    num_encoder_layers: Natural = 0
     """N, the number of encoder blocks."""
-    num_decoder_layers: int = 0
+    num_decoder_layers: Natural = 0
     """N, the number of decoder blocks."""
-    max_len: int = 512
+    max_len: Count = 512
     """The longest sequence in tokens; learned positions end there."""
-    head_dim: int | None = None
+    head_dim: Count | None = None
     """d_k, the size of a head's queries and keys; None: `d_model` / `num_heads`."""
-    value_head_dim: int | None = None
+    value_head_dim: Count | None = None
     """d_v, the size of a head's values; None: `head_dim`."""
-    dropout_rate: float = 0.0
+    dropout_rate: Fraction = 0.0
     """P_drop, on each sub-layer's output and on the sum of embeddings and positions."""
-    source_vocab_size: int | None = None
+    source_vocab_size: Count | None = None
     """The number of source ids; None: `vocab_size`."""
     positions: Positions | PositionScheme = Sinusoidal()
     """The source of the order of tokens."""
@@ -90,13 +90,7 @@ class TransformerConfig:
     """The type of activations; parameters, norms and softmax stay float32."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        _check_parts(self)
-        check_at_least(self, 1, "vocab_size", "d_model", "d_ff", "num_heads", "max_len")
-        check_at_least(self, 1, "source_vocab_size", "head_dim", "value_head_dim")
-        check_at_least(self, 0, "num_encoder_layers", "num_decoder_layers")
-        check_fraction(self, "dropout_rate")
+        super().__post_init__()
         _check_heads(self)
         _check_vocabulary(self)
         self.positions.check(self.d_model, self.key_size)
@@ -198,18 +192,6 @@ def dotted_fields(config: TransformerConfig) -> dict[str, Any]:
         else:
             dotted[name] = value
     return dotted
-
-
-def _check_parts(config: TransformerConfig) -> None:
-    for field in fields(config):
-        value, default = getattr(config, field.name), field.default
-        kind = PositionScheme if field.name == "positions" else type(default)
-        if is_dataclass(default) and not isinstance(value, kind):
-            raise ConfigError(
-                f"{field.name}={value!r} is a {type(value).__name__}, but it must be a "
-                f"{kind.__name__}: give one, such as "
-                f"{'Rotary' if field.name == 'positions' else kind.__name__}()"
-            )
 
 
 def _check_heads(config: TransformerConfig) -> None:

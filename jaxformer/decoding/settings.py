@@ -3,47 +3,29 @@
 Each raises `ConfigError` for a value of another type or out of range.
 """
 
-import math
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from jaxformer.config import check_at_least, check_choices, check_types
+from jaxformer.config import Checked, Count, Natural, NonNegative, Positive, Range, Seed
 from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Settings:
-    def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-
-
-@dataclass(frozen=True, kw_only=True)
-class LogitsConfig(_Settings):
+class LogitsConfig(Checked):
     """Changes of the logits that search and sampling share (`make_processors`)."""
 
-    min_new_tokens: int = 0
+    min_new_tokens: Natural = 0
     """The fewest tokens before EOS."""
-    suppress_tokens: tuple[int, ...] = ()
+    suppress_tokens: tuple[Natural, ...] = ()
     """Token ids that are never written."""
-    no_repeat_ngram_size: int = 0
+    no_repeat_ngram_size: Natural = 0
     """No sequence of this many tokens occurs twice in a text, prompt included; 0 allows
     repetitions."""
-    repetition_penalty: float = 1.0
+    repetition_penalty: Positive = 1.0
     """Above 1, tokens that a text already holds, prompt included, become less likely.
 
     It changes logits; in a beam of several, log-probabilities, as in transformers.
     """
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "min_new_tokens", "no_repeat_ngram_size")
-        _check_ids(self, "suppress_tokens")
-        if not 0.0 < self.repetition_penalty < math.inf:
-            raise ConfigError(
-                f"repetition_penalty={self.repetition_penalty}, but it must be positive and "
-                "finite: 1 changes nothing"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +42,7 @@ class SearchConfig(LogitsConfig):
     jaxformer.errors.ConfigError: beam_size=0, but it must be at least 1
     """
 
-    beam_size: int = 4
+    beam_size: Count = 4
     """Hypotheses per sentence; 1 is greedy search."""
     length_penalty: float = 0.6
     """Exponent of the length penalty; a larger one favours longer texts."""
@@ -79,57 +61,40 @@ class SearchConfig(LogitsConfig):
     force_eos: EOS, with the model's log-probability. force_eos_at_no_cost: EOS, with
     log-probability 0 (forced_eos_token_id in transformers). cut: any token.
     """
-    max_new_tokens: int | None = None
+    max_new_tokens: Count | None = None
     """The most tokens of a text, EOS included; None: each sentence's limit alone counts, which for
     a translation is the length of its source and some more."""
-    forced_bos: int | None = None
+    forced_bos: Natural | None = None
     """Token id that every text begins with, at no cost; None: no such token."""
     renormalize_logits: bool = False
     """Normalize the probabilities again after all logits processors."""
-    extra_candidates: int = 0
+    extra_candidates: Natural = 0
     """Further candidates per hypothesis and step; greedy search has none.
 
     Those that did not end replace hypotheses that ended. transformers has one for each EOS id.
     """
-    eos: tuple[int, ...] = (2,)
+    eos: tuple[Natural, ...] = (2,)
     """Token ids that end a text; the first one also ends each source."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "beam_size", "max_new_tokens")
-        check_at_least(self, 0, "extra_candidates", "forced_bos")
-        _check_ids(self, "eos")
-        if not math.isfinite(self.length_penalty):
-            raise ConfigError(f"length_penalty={self.length_penalty}, but it must be finite")
         if not self.eos:
             raise ConfigError("eos is empty, but a text must be able to end: give an id")
         _check_min_new_tokens(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerConfig(_Settings):
+class SamplerConfig(Checked):
     """Settings of drawing a token."""
 
-    temperature: float = 1.0
+    temperature: NonNegative = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""
-    top_k: int = 0
+    top_k: Natural = 0
     """Draw from the top_k most likely tokens; 0: from all."""
-    top_p: float = 1.0
+    top_p: Annotated[float, Range(0, 1, "(]")] = 1.0
     """Draw from the fewest of these tokens whose probabilities add up to top_p."""
-    min_p: float = 0.0
+    min_p: Annotated[float, Range(0, 1, "[]")] = 0.0
     """Draw from those of them at least min_p times as likely as the most likely token."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 0, "top_k")
-        if not 0.0 <= self.temperature < math.inf:
-            raise ConfigError(
-                f"temperature={self.temperature}, but it must be finite and at least 0"
-            )
-        if not 0.0 < self.top_p <= 1.0:
-            raise ConfigError(f"top_p={self.top_p}, but it must be in (0, 1]")
-        if not 0.0 <= self.min_p <= 1.0:
-            raise ConfigError(f"min_p={self.min_p}, but it must be in [0, 1]")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,17 +105,16 @@ class SamplingConfig(SamplerConfig, LogitsConfig):
     1.0
     """
 
-    max_new_tokens: int = 200
+    max_new_tokens: Count = 200
     """The most tokens that a prompt is continued by."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 1, "max_new_tokens")
         _check_min_new_tokens(self)
 
 
 @dataclass(frozen=True, kw_only=True)
-class TranslationOptions(_Settings):
+class TranslationOptions(Checked):
     """Options of `translate` beside the search.
 
     The ids are those of tokenizers trained here; `load_generation_config` gives a folder's own.
@@ -159,33 +123,28 @@ class TranslationOptions(_Settings):
     1
     """
 
-    max_extra_tokens: int = 50
+    max_extra_tokens: Natural = 50
     """The number of tokens by which a translation may be longer than its source, where the search
     has no max_new_tokens."""
-    batch_size: int = 64
+    batch_size: Count = 64
     """The most sentences that are searched together."""
-    bos: int = 1
+    bos: Natural = 1
     """Token id before the first token of a translation (decoder_start_token_id)."""
-    pad: int = 0
+    pad: Natural = 0
     """Token id that fills up the sources of a batch."""
     source_bos: bool = False
     """Whether each source begins with its tokenizer's BOS, if it has one, as BART reads it."""
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_at_least(self, 1, "batch_size")
-        check_at_least(self, 0, "max_extra_tokens", "bos", "pad")
-
 
 @dataclass(frozen=True, kw_only=True)
-class CompletionOptions(_Settings):
+class CompletionOptions(Checked):
     r"""Options of `complete` beside sampling.
 
     >>> CompletionOptions(stop=("\n",)).overflow  # a prompt must fit
     'refuse'
     """
 
-    eos: tuple[int, ...] | None = None
+    eos: tuple[Natural, ...] | None = None
     """Token ids that end a text; None: the tokenizer's EOS, if it has one."""
     stop: tuple[str, ...] = ()
     """A text ends before the first of these strings."""
@@ -195,29 +154,18 @@ class CompletionOptions(_Settings):
     refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
     last tokens before it that fit.
     """
-    prefill_chunk: int | None = None
+    prefill_chunk: Count | None = None
     """The number of tokens of a prompt that the model reads at a time, to save memory; None: all.
 
     The result is the same to rounding.
     """
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the random numbers."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_at_least(self, 0, "seed")
-        check_at_least(self, 1, "prefill_chunk")
-        _check_ids(self, "eos")
-        if self.seed >= 2**32:
-            raise ConfigError(f"seed={self.seed}, but it must be below 2^32")
         if "" in self.stop:
             raise ConfigError(f"stop={self.stop!r}, but each must have at least one character")
-
-
-def _check_ids(config: Any, name: str) -> None:
-    ids = getattr(config, name)
-    if ids is not None and min(ids, default=0) < 0:
-        raise ConfigError(f"{name}={ids}, but token ids must be at least 0")
 
 
 def _check_min_new_tokens(config: Any) -> None:

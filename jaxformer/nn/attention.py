@@ -12,7 +12,7 @@ from jaxformer.config.parts import NormOptions
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import KeyValue
-from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm
+from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm, check_axes
 from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
@@ -88,7 +88,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "R T D"],
-        kv: KeyValue | None = None,
+        kv: KeyValue | Float[Array, "B S E"] | None = None,
         mask: AttentionMask | None = None,
         *,
         rotation: Rotation | None = None,
@@ -97,26 +97,37 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "R T D"]:
         """The output of attention from the tokens of `x` to `kv` [B, S, ...].
 
-        `kv` defaults to the keys and values of `x` (self-attention), `mask` to one that allows
-        everything. The queries are rotated by `rotation`, and `bias` is added to the scaled logits.
+        `kv` are vectors of any width, or their keys and values; it defaults to `x`
+        (self-attention), `mask` to one that allows everything. The queries are rotated by
+        `rotation`, and `bias` is added to the scaled logits.
         """
         mask = AttentionMask() if mask is None else mask
         q = self.queries(x, rotation)
-        k, v = self.keys_values(x, rotation) if kv is None else kv
-        heads = self.attend(q, k, v, mask, bias, self.dropout.at(dropout_rng))
+        if kv is None:
+            kv = self.keys_values(x, rotation)
+        elif not isinstance(kv, tuple):
+            kv = self.keys_values(kv, size=q.shape[-1])
+        heads = self.attend(q, *kv, mask, bias, self.dropout.at(dropout_rng, len(x)))
         return self.project("out", heads, (x.shape[-1],))
 
     def queries(
         self, x: Float[Array, "R T D"], rotation: Rotation | None = None
     ) -> Float[Array, "R T N H"]:
         """The queries of `x`, rotated by `rotation`."""
+        check_axes("x", x, "B T D")
         q = self.project("query", x, (self.num_heads, self._size(x)))
         q = q if self.query_key_norm is None else self.query_norm(q)
         return q if rotation is None else rotate(q, rotation)
 
-    def keys_values(self, x: Float[Array, "B S D"], rotation: Rotation | None = None) -> KeyValue:
-        """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`."""
-        heads, size = self.num_kv_heads or self.num_heads, self._size(x)
+    def keys_values(
+        self, x: Float[Array, "B S E"], rotation: Rotation | None = None, size: int | None = None
+    ) -> KeyValue:
+        """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`.
+
+        `size` is H; None: E / N where the module has no `head_dim`.
+        """
+        check_axes("x", x, "B T D")
+        heads, size = self.num_kv_heads or self.num_heads, size or self._size(x)
         k = self.project("key", x, (heads, size))
         k = k if self.query_key_norm is None else self.key_norm(k)
         v = self.project("value", x, (heads, self.value_head_dim or size))
@@ -135,7 +146,8 @@ class MultiHeadAttention(nn.Module):
         """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
         options |= {} if self.softcap is None else {"softcap": self.softcap}
-        check_mask(mask)
+        beams = len(q) // max(len(k), 1)  # their queries are further ones of a sentence
+        check_mask(mask, (len(k), beams * q.shape[1], k.shape[1]))
         q, k, v = divide_heads(q, k, v)
         heads = self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
         return gather_heads(heads)

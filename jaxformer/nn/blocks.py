@@ -54,7 +54,7 @@ class Block(nn.Module):
     """P_drop, on each sub-layer's output."""
     norm_options: NormOptions = NormOptions()
     attention_options: AttentionOptions = AttentionOptions()
-    """A window is part of the mask, which `Stack` makes."""
+    """A window is part of the mask: here it is refused."""
     feed_forward_options: FeedForwardOptions = FeedForwardOptions()
     use_bias: bool = True
     attention_fn: AttentionFn = reference
@@ -64,6 +64,12 @@ class Block(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
+        if self.attention_options.window is not None:
+            raise ConfigError(
+                f"attention_options.window={self.attention_options.window}, but a block sees what "
+                f"its mask allows: give AttentionMask(causal=True, window="
+                f"{self.attention_options.window})"
+            )
         shared: dict[str, Any] = {"kernel_init": self.kernel_init, "out_init": self.out_init}
         shared["dtype"] = self.dtype
         options, norm = self.attention_options, self.norm_options
@@ -107,7 +113,7 @@ class Block(nn.Module):
         *,
         rotation: Rotation | None = None,
         bias: Float[Array, "1 N Q S"] | None = None,
-        encoder_kv: KeyValue | None = None,
+        encoder_kv: KeyValue | Float[Array, "B S E"] | None = None,
         encoder_mask: AttentionMask | None = None,
         layer_cache: LayerCache | None = None,
         dropout_rng: DropoutRng | None = None,
@@ -116,9 +122,16 @@ class Block(nn.Module):
 
         Without `layer_cache` the tokens of `x` attend to each other; with it, to all tokens in it,
         and the first token of `x` has the position `mask.offset`. `rotation` and `bias` are those
-        of the position scheme, for self-attention. `encoder_kv` [B, S, K, H] and `encoder_mask` are
-        for the cross-attention. R is B, or B times the number of beams.
+        of the position scheme, for self-attention. `encoder_kv` (the encoder's output, or its keys
+        and values [B, S, K, H]) and `encoder_mask` are for the cross-attention. R is B, or B times
+        the number of beams. Raises `ConfigError` where `cross` and `encoder_kv` do not agree.
         """
+        if self.cross != (encoder_kv is not None):
+            given = "no encoder_kv was" if self.cross else "encoder_kv was"
+            raise ConfigError(
+                f"cross={self.cross}, but {given} given: a block with cross=True attends to the "
+                "encoder's output, or its keys and values (block.cross_attention.keys_values)"
+            )
         mask = AttentionMask() if mask is None else mask
         residual_input = x
         h = self.sublayer_input("attention", x)

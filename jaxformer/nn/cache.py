@@ -5,11 +5,13 @@ and values, the cache keeps a table `beam_ancestors` [B, W, L]: token l of beam 
 beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by beam at each step.
 """
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 from flax import struct
 from jax.core import Tracer
@@ -245,6 +247,19 @@ class Cache(struct.PyTreeNode):
             )
 
 
+def _as_tuples(value: Any) -> Any:
+    return tuple(map(_as_tuples, value)) if isinstance(value, list) else value
+
+
+for _kind in (LayerCache, Cache):  # so that `jax.export` can write a step of decoding
+    jax.export.register_pytree_node_serialization(
+        _kind,
+        serialized_name=f"jaxformer.{_kind.__name__}",
+        serialize_auxdata=lambda static: json.dumps(static).encode(),
+        deserialize_auxdata=lambda text: _as_tuples(json.loads(text)),
+    )
+
+
 def init_cache(
     config: TransformerConfig, batch_size: int, num_beams: int, max_length: int
 ) -> Cache:
@@ -319,14 +334,15 @@ class FoldBeams:
         **options: Any,
     ) -> Float[Array, "R T N Hv"]:
         """The result for each row; `options` are passed on."""
-        folded = q.reshape(k.shape[0], -1, *q.shape[2:])
+        beams = len(q) // max(len(k), 1) or 1
+        folded = q.reshape(len(k), beams * q.shape[1], *q.shape[2:])
         queries, keys = folded.shape[1], k.shape[1]
         seen = mask.offset + queries if mask.causal and isinstance(mask.offset, int) else keys
         if 0 < seen < keys:
             k, v, mask = k[:, :seen], v[:, :seen], mask.slice(0, queries, 0, seen)
             bias = None if bias is None else bias[..., :seen]
         heads = self.attention_fn(folded, k, v, mask, bias=bias, **options)
-        return heads.reshape(*q.shape[:3], -1)
+        return heads.reshape(*q.shape[:3], heads.shape[-1])
 
 
 def _beam_numbers(beams: int) -> Int[Array, "1 W 1"]:

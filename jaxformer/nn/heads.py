@@ -48,7 +48,8 @@ class MaskedLanguageModel(Model):
         init = config.dense_init
         self.transform: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)
         self.transform_norm: Norm = make_norm(config)
-        self.bias: Array = self.param("bias", nn.initializers.zeros, (config.vocab_size,))
+        shape = (config.vocab_size,)
+        self.bias: Array = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         if config.pooler != "none":
             self.next_sentence: Dense = Dense(2, dtype=config.dtype, kernel_init=init)
 

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config.parts import Activation
 from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.dense import add_bias, dense_dot_general, logits_matmul
-from jaxformer.ops.dropout import DropoutRng
+from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray
 
 Initializer = nn.initializers.Initializer
@@ -44,6 +44,15 @@ def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shap
     return x if cap is None else cap * jnp.tanh(x / cap)
 
 
+def check_axes(name: str, x: Any, axes: str) -> None:
+    """Raises `ValueError` for an array `x` with another number of axes than `axes`, as in "B T"."""
+    if jnp.ndim(x) != len(axes.split()):
+        raise ValueError(
+            f"{name} has the shape {jnp.shape(x)}, but must be [{', '.join(axes.split())}]: one "
+            "example alone is a batch of one, as in x[None]"
+        )
+
+
 def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
     """`vector` with `ndim` axes, to be added to vectors [..., D]."""
     return jnp.expand_dims(vector, tuple(range(ndim - 1)))
@@ -60,14 +69,34 @@ class Dropout(nn.Module):
         self, x: Float[Array, "B ... F"], rng: DropoutRng | None
     ) -> Float[Array, "B ... F"]:
         """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
-        dropout = self.at(rng)
+        dropout = self.at(rng, len(x))
         return x if dropout is None else dropout(x)
 
-    def at(self, rng: DropoutRng | None) -> ops_dropout.Dropout | None:
-        """Dropout at this place as a function; None where nothing is dropped."""
-        if rng is None or self.rate == 0.0:
+    def at(self, rng: DropoutRng | None, rows: int) -> ops_dropout.Dropout | None:
+        """Dropout of `rows` rows at this place as a function; None where nothing is dropped.
+
+        Raises `ValueError` for a key in `rngs` without `rng`.
+        """
+        if self.rate == 0.0:
             return None
-        return ops_dropout.Dropout(rng, "/".join((*self.path[:-1], self.place)), self.rate)
+        rng = dropout_rng_of(self, rng, rows)
+        place = "/".join((*self.path[:-1], self.place))
+        return None if rng is None else ops_dropout.Dropout(rng, place, self.rate)
+
+
+def dropout_rng_of(
+    module: nn.Module, rng: DropoutRng | jax.Array | None, rows: int
+) -> DropoutRng | None:
+    """The randomness of the dropout of `rows` rows in `module`; a key alone numbers the rows.
+
+    Raises `ValueError` for a key in `rngs` without `rng`.
+    """
+    if rng is None and module.has_rng("dropout") and not module.is_initializing():
+        raise ValueError(
+            'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
+            "give dropout_rng=key, or DropoutRng.create(key, example_ids), or a dropout rate of 0"
+        )
+    return as_dropout_rng(rng, rows)
 
 
 class Embedding(nn.Module):
@@ -99,7 +128,8 @@ class Embedding(nn.Module):
                 'model.apply({"params": params}, ...) with params = model.init(...)["params"]'
             )
         init = self.table_init or nn.initializers.normal(self.d_model**-0.5)
-        self.table: Array = self.param("table", init, (self.vocab_size, self.d_model))
+        shape = self.vocab_size, self.d_model
+        self.table: Array = self.param("table", init, shape, jnp.float32)
 
     def __call__(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
         """The vectors of `ids`; `ValueError` for ids outside the table, unless they are traced."""
@@ -149,12 +179,13 @@ class LMHead(nn.Module):
     ) -> Float[Array, "*shape V"]:
         """The logits of `hidden`, by the transpose of `embedding` where one is given."""
         if embedding is None:
-            matrix = self.param("kernel", self.kernel_init, (hidden.shape[-1], self.vocab_size))
+            shape = hidden.shape[-1], self.vocab_size
+            matrix = self.param("kernel", self.kernel_init, shape, jnp.float32)
         else:
             matrix = embedding.table.T
         logits = logits_matmul(hidden, matrix)
         if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,))
+            bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,), jnp.float32)
             logits = add_bias(logits, bias)
         return softcap(logits, self.softcap)
 
@@ -178,9 +209,11 @@ class Norm(nn.Module):
         size = x.shape[-1:]
         centered = self.kind == "layer"
         y = normalize(x.astype(jnp.float32), self.eps, centered)
-        y = y * as_row(self.param("scale", nn.initializers.ones, size), x.ndim)
+        scale = self.param("scale", nn.initializers.ones, size, jnp.float32)
+        y = y * as_row(scale, x.ndim)
         if centered and self.use_bias:
-            y = y + as_row(self.param("bias", nn.initializers.zeros, size), x.ndim)
+            bias = self.param("bias", nn.initializers.zeros, size, jnp.float32)
+            y = y + as_row(bias, x.ndim)
         return y.astype(x.dtype)
 
 

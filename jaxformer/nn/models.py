@@ -12,13 +12,14 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
-from jaxformer.nn.layers import Dense, Embedding, LMHead
+from jaxformer.nn.layers import Dense, Embedding, LMHead, check_axes, dropout_rng_of
 from jaxformer.nn.stack import ScannedStack, Stack
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
-from jaxformer.ops.masks import AnyArray, AttentionMask
+from jaxformer.ops.masks import AnyArray, AttentionMask, as_padding_mask
 
 
 def make_embedding(
@@ -36,7 +37,8 @@ class Model(nn.Module):
     attention_fn: AttentionFn = reference
     block: MakeBlock = Block
 
-    def stack(
+    @nn.nowrap
+    def make_stack(
         self, num_layers: int, cross: bool = False, config: TransformerConfig | None = None
     ) -> Stack:
         """A stack of `num_layers` blocks of `config`; None means that of the model."""
@@ -52,9 +54,13 @@ class Model(nn.Module):
         side: str = "target",
     ) -> Float[Array, "B T D"]:
         """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
+        check_axes("ids", ids, "B T")
         x, rate = embedding(ids), self.config.embeddings.dropout_rate
+        if not rate:
+            return x
         name = "/".join((*self.path, f"{side}_words"))
-        return Dropout(dropout_rng, name, rate)(x, whole_vectors=True) if rate else x
+        rng = dropout_rng_of(self, dropout_rng, len(x))
+        return Dropout(rng, name, rate)(x, whole_vectors=True)
 
 
 class DecodingModel(Model):
@@ -66,13 +72,18 @@ class DecodingModel(Model):
 
     def setup(self) -> None:
         config = self.config
+        if config.pooler != "none" or config.embeddings.num_types:
+            raise ConfigError(
+                f"pooler={config.pooler!r} and embeddings.num_types={config.embeddings.num_types} "
+                f"are of an encoder alone, but this is a {type(self).__name__}: leave them out"
+            )
         zero_id = config.embeddings.zero_id
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         output = config.output
         self.output: LMHead = LMHead(
             config.vocab_size, output.bias, output.softcap, config.dense_init
         )
-        self.decoder: Stack = self.stack(config.num_decoder_layers, self._cross)
+        self.decoder: Stack = self.make_stack(config.num_decoder_layers, self._cross)
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
@@ -125,7 +136,7 @@ class EncoderDecoder(DecodingModel):
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
             self.source_embedding: Embedding = make_embedding(config, size)
-        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
+        self.encoder: Stack = self.make_stack(config.num_encoder_layers, config=config.of_encoder)
 
     def __call__(
         self,
@@ -191,7 +202,8 @@ class EncoderDecoder(DecodingModel):
         cache = init_cache(self.config, source.shape[0], num_beams, max_length)
         create = LayerCache.create
         keep = jax.vmap(create) if self.config.scan_layers else create
-        return cache.replace(encoder_kv=tuple(map(keep, encoder_kv)), padding_mask=padding_mask)
+        kept = tuple(map(keep, encoder_kv))
+        return cache.replace(encoder_kv=kept, padding_mask=as_padding_mask(padding_mask))
 
 
 class DecoderOnly(DecodingModel):
@@ -248,7 +260,8 @@ class DecoderOnly(DecodingModel):
         hidden = self.hidden(tokens, dropout_rng=dropout_rng)
         if mean:
             return mean_of_tokens(hidden, padding_mask)
-        last = jnp.maximum(jnp.sum(padding_mask, axis=-1, dtype=jnp.int32) - 1, 0)
+        real = as_padding_mask(padding_mask)
+        last = jnp.maximum(jnp.sum(real, axis=-1, dtype=jnp.int32) - 1, 0)
         return jnp.take_along_axis(hidden, last[:, None, None], axis=1)[:, 0]
 
     def init_cache(
@@ -272,8 +285,9 @@ def mean_of_tokens(
     hidden: Float[Array, "B T D"], padding_mask: Bool[AnyArray, "B T"]
 ) -> Float[Array, "B D"]:
     """The mean of the vectors of each text's real tokens; 0 for a text without any."""
-    total = jnp.sum(jnp.where(padding_mask[..., None], hidden, 0), axis=1)
-    return total / jnp.maximum(jnp.sum(padding_mask, axis=-1, keepdims=True), 1).astype(total.dtype)
+    real = as_padding_mask(padding_mask)
+    total = jnp.sum(jnp.where(real[..., None], hidden, 0), axis=1)
+    return total / jnp.maximum(jnp.sum(real, axis=-1, keepdims=True), 1).astype(total.dtype)
 
 
 class EncoderOutput(NamedTuple):
@@ -299,11 +313,16 @@ class EncoderOnly(Model):
 
     def setup(self) -> None:
         config = self.config
+        if config.attention.window is not None:
+            raise ConfigError(
+                f"attention.window={config.attention.window}, but an encoder sees all tokens: "
+                "leave it out, or build a DecoderOnly, whose attention is causal"
+            )
         zero_id = config.embeddings.zero_id
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         if config.embeddings.num_types:
             self.type_embedding: Embedding = make_embedding(config, config.embeddings.num_types)
-        self.encoder: Stack = self.stack(config.num_encoder_layers, config=config.of_encoder)
+        self.encoder: Stack = self.make_stack(config.num_encoder_layers, config=config.of_encoder)
         if config.pooler != "none":
             self.pooler: Dense = Dense(
                 config.d_model, dtype=config.dtype, kernel_init=config.dense_init

@@ -18,7 +18,7 @@ from jaxformer.nn.blocks import Block, MakeBlock, Remat
 from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache, check_order
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
-from jaxformer.ops.dropout import DropoutRng
+from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray, AttentionMask
 from jaxformer.ops.partitioning import divide_positions, gather_positions
 
@@ -49,7 +49,7 @@ def make_block(
         value_head_dim=config.value_head_dim,
         dropout_rate=config.dropout_rate,
         norm_options=config.norm,
-        attention_options=config.attention,
+        attention_options=replace(config.attention, window=None, full_every=None),
         feed_forward_options=config.feed_forward,
         use_bias=config.use_bias,
         attention_fn=FoldBeams(attention_fn),
@@ -87,7 +87,7 @@ class Positions(nn.Module):
         params = {}
         specs = self.scheme.params(x.shape[-1], at.num_heads, self.max_len, self.table_init)
         for name, (init, shape) in specs.items():
-            params[name] = self.param(name, init, shape)
+            params[name] = self.param(name, init, shape, jnp.float32)
         rotation = self.scheme.rotation(at.positions, self.head_dim)
         return self.scheme.add(x, at, params), rotation, self.scheme.bias(at, params)
 
@@ -137,6 +137,7 @@ class Stack(nn.Module):
         if config.norm.placement != "post":
             self.final_norm: Norm = make_norm(config)
 
+    @nn.nowrap
     def set_blocks(self, make: Callable[[], nn.Module]) -> None:
         """Sets the blocks, each made by `make`."""
         self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
@@ -161,8 +162,7 @@ class Stack(nn.Module):
         if cache is not None:
             cache.check_room(x.shape[1])
             check_order(cache, self.config)
-        elif dropout_rng is None:
-            self._check_rngs()
+        dropout_rng = as_dropout_rng(dropout_rng, len(x))
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self.add_positions(x, mask, positions, length)
         x = self.dropout(divide_positions(x), dropout_rng)
@@ -198,9 +198,18 @@ class Stack(nn.Module):
     ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
         """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
         queries = mask.offset + jnp.arange(x.shape[1])
+        # Positions of the caller's may be any of the recipe's.
+        max_len = None if positions is None else max(length, self.config.max_len)
         positions = queries if positions is None else jnp.asarray(positions)
-        heads, causal = self.config.num_heads, mask.causal
-        x, rotation, bias = self.positions(x, Places(positions, queries, length, heads, causal))
+        places = Places(
+            positions,
+            queries,
+            length,
+            self.config.num_heads,
+            mask.causal,
+            max_len,
+        )
+        x, rotation, bias = self.positions(x, places)
         return self.embedding_norm(x) if self.config.embeddings.norm else x, rotation, bias
 
     def apply_blocks(
@@ -235,17 +244,6 @@ class Stack(nn.Module):
             return mask
         return replace(mask, window=min(window, mask.window or window))
 
-    def _check_rngs(self) -> None:
-        config = self.config
-        parts = config, config.attention, config.feed_forward, config.embeddings
-        has_dropout = any(part.dropout_rate for part in parts)
-        if has_dropout and self.has_rng("dropout") and not self.is_initializing():
-            raise ValueError(
-                'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
-                "give dropout_rng=DropoutRng.create(key, example_ids), or a config whose dropout "
-                "rates are 0"
-            )
-
 
 class ScannedStack(Stack):
     """A stack whose blocks are one loop: their parameters have a leading layer axis.
@@ -253,6 +251,7 @@ class ScannedStack(Stack):
     A deep model compiles as fast as a shallow one. Caches and encoder keys have the layer axis too.
     """
 
+    @nn.nowrap
     def set_blocks(self, make: Callable[[], nn.Module]) -> None:
         """Sets the one block of the loop."""
         self.stacked_blocks: nn.Module = make()
@@ -300,8 +299,8 @@ class ScannedStack(Stack):
 
 
 _LAYER_AXIS: dict[str, Any] = {
-    "variable_axes": {"params": 0, INTERMEDIATES: 0, REPLACEMENTS: 0},
-    "split_rngs": {"params": True},
+    "variable_axes": {True: 0},  # whatever a block declares or sows has the layer axis
+    "split_rngs": {"params": True, "dropout": False},
 }
 
 

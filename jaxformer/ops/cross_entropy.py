@@ -153,7 +153,7 @@ def _logsumexp_by_product(logits: jax.Array) -> jax.Array:
     """
     top = jnp.max(logits, axis=-1, keepdims=True)
     top = jnp.where(jnp.isfinite(top), top, 0.0)
-    ones = jnp.ones((logits.shape[-1], 8))
+    ones = jnp.ones((logits.shape[-1], 8), logits.dtype)
     total = jnp.matmul(jnp.exp(logits - top), ones, precision=jax.lax.Precision.HIGHEST)
     return jnp.log(total[..., 0]) + top[..., 0]
 

@@ -1,7 +1,7 @@
 """Products of vectors with a matrix of floats or 8-bit integers, as XLA computes them fastest."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -115,6 +115,22 @@ def padded_matmul(
     return jnp.matmul(jnp.pad(x, more), matrix, **options)[..., :rows, :]
 
 
+def summed_in_float32(multiply: Callable[..., Array], *arrays: Array) -> Array:
+    """`multiply(*arrays)`, a product whose sums and result are float32.
+
+    A CPU multiplies copies in float32: XLA runs only some products of 16-bit numbers there.
+    """
+    double = any(x.dtype == jnp.float64 for x in arrays)
+    exact = partial(multiply, preferred_element_type=jnp.float64 if double else jnp.float32)
+    if not any(x.dtype in _LOW for x in arrays):
+        return exact(*arrays)
+
+    def on_cpu(*arrays: Array) -> Array:
+        return multiply(*(x.astype(jnp.float32) for x in arrays))
+
+    return jax.lax.platform_dependent(*arrays, cpu=on_cpu, default=exact)
+
+
 def add_bias(x: Float[Array, "..."], bias: Float[Array, "*O"]) -> Float[Array, "..."]:
     """`x` [*R, *O] + `bias`, in the type of `x`; the gradient of `bias` is summed in float32.
 
@@ -143,7 +159,7 @@ def _add_low_bias_backward(bias: Array, d_out: Array) -> tuple[Array, Array]:
     ones = jnp.ones((TPU_ROWS, *rows), d_out.dtype)
     # The outputs are one axis, as a product has them: to divide it in heads is a copy on a TPU.
     flat = d_out.reshape(*rows, bias.size)
-    sums = jnp.tensordot(ones, flat, len(rows), preferred_element_type=jnp.float32)
+    sums = summed_in_float32(partial(jnp.tensordot, axes=len(rows)), ones, flat)
     return d_out, sums[0].reshape(bias.shape).astype(bias.dtype)
 
 
@@ -179,7 +195,7 @@ def _low_matmul_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Ar
     low = _convert_before(matrix.astype(x.dtype))
     if math.prod(x.shape[:-1]) < TPU_ROWS:
         rows = x.reshape(-1, x.shape[-1])
-        out = matmul(rows, low, preferred_element_type=jnp.float32).reshape(*x.shape[:-1], -1)
+        out = summed_in_float32(matmul, rows, low).reshape(*x.shape[:-1], -1)
     else:
         out = _for_columns(_product, _aligned_product, x, low)
     return out, (x, low, jnp.zeros((), matrix.dtype))
@@ -203,7 +219,7 @@ def _for_columns(plain: Any, aligned: Any, x: Array, matrix: Array, *rest: Array
 
 
 def _product(x: Array, matrix: Array) -> Array:
-    return jnp.matmul(x, matrix, preferred_element_type=jnp.float32)
+    return summed_in_float32(jnp.matmul, x, matrix)
 
 
 def _aligned_product(x: Array, matrix: Array) -> Array:
@@ -214,7 +230,7 @@ def _gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
     """The gradients of `x` and of `matrix` in `_product`; float32."""
     dx = _product(d_out, matrix.T)
     rows = tuple(range(x.ndim - 1))
-    return dx, jnp.tensordot(x, d_out, (rows, rows), preferred_element_type=jnp.float32)
+    return dx, summed_in_float32(partial(jnp.tensordot, axes=(rows, rows)), x, d_out)
 
 
 def _aligned_gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
@@ -233,8 +249,7 @@ def _multiply_in_parts(
 ) -> Num[Array, "1 O"]:
     """`vector` times `matrix`, as the sum over the parts of I."""
     vector, matrix = vector.reshape(_PARTS, 1, -1), matrix.reshape(_PARTS, -1, matrix.shape[1])
-    exact = jnp.promote_types(vector.dtype, jnp.float32)
-    out = jnp.matmul(vector, matrix, precision=precision, preferred_element_type=exact)
+    out = summed_in_float32(partial(jnp.matmul, precision=precision), vector, matrix)
     return out.sum(0).astype(vector.dtype)
 
 

@@ -93,6 +93,21 @@ class DropoutRng(NamedTuple):
         return jnp.stack([key, _mix(key ^ self.key_data[1])])
 
 
+def as_dropout_rng(rng: DropoutRng | Array | None, rows: int) -> DropoutRng | None:
+    """`rng`; of a key alone, that of examples with the ids 0 to `rows` - 1.
+
+    Raises `TypeError` for anything else.
+    """
+    if rng is None or isinstance(rng, DropoutRng):
+        return rng
+    if isinstance(rng, Array) and (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or len(rng) == 2):
+        return DropoutRng.create(rng, jnp.arange(rows))
+    raise TypeError(
+        f"dropout_rng is a {type(rng).__name__}, but must be a key of jax.random, or "
+        "DropoutRng.create(key, example_ids)"
+    )
+
+
 def keep_columns(
     key: UInt32[Array, "*R"],
     second: UInt32[Array, "*R"],

@@ -45,8 +45,11 @@ class AttentionMask:
             1 1 0                  1 1 1 1                   1 1 0                  1 1 0
             1 1 1                                            1 1 0                  0 0 1
 
-    Raises `ConfigError` for segments of queries or keys alone, a window below 1 or not a Python
-    int, and a window without `causal`.
+    Masks are bool. Flax's layouts are taken too: [B, 1, 1, S] and [B, 1, S] of `padding_mask`,
+    [B, 1, T, S] of `explicit`.
+
+    Raises `ConfigError` for a mask of another type or shape, segments of queries or keys alone, a
+    window below 1 or not a Python int, and a window without `causal`.
 
     >>> first_two = jnp.array([[True, True, False]])
     >>> mask = jf.AttentionMask(causal=True, padding_mask=first_two)
@@ -76,6 +79,8 @@ class AttentionMask:
                 f"window={window!r} and causal={self.causal}: give a Python int of at least 1 with "
                 "causal=True, because a window counts keys backwards from the query"
             )
+        object.__setattr__(self, "padding_mask", as_padding_mask(self.padding_mask))
+        object.__setattr__(self, "explicit", _as_explicit(self.explicit))
 
     def tree_flatten_with_keys(
         self,
@@ -93,9 +98,12 @@ class AttentionMask:
     ) -> "AttentionMask":
         """The mask that was flattened."""
         causal, window, offset, from_cache = static
-        offset = arrays[0] if offset is None else offset
-        named = dict(zip(_ARRAYS, arrays[1:], strict=True))
-        return cls(causal, window, offset, **named, from_cache=from_cache)
+        mask = object.__new__(cls)  # JAX also makes masks of what is no array
+        values = dict(zip(_ARRAYS, arrays[1:], strict=True)) | {"causal": causal, "window": window}
+        values |= {"offset": arrays[0] if offset is None else offset, "from_cache": from_cache}
+        for name, value in values.items():
+            object.__setattr__(mask, name, value)
+        return mask
 
     def slice(
         self, query: Array | int, queries: int, key: Array | int, keys: int
@@ -137,11 +145,69 @@ class AttentionMask:
         return reduce(jnp.logical_and, parts) if parts else None
 
 
-def check_mask(mask: Any) -> None:
-    """Raises `ConfigError` for whatever is not an `AttentionMask`, such as a bool array."""
-    if isinstance(mask, AttentionMask):
-        return
-    raise ConfigError(
-        f"mask is a {type(mask).__name__}: give AttentionMask(explicit=array) with a bool array "
-        "[B, T, S] that is True where a query may see a key; AttentionMask() allows all"
-    )
+def as_padding_mask(mask: Any) -> Any:
+    """`mask` as [B, S]; None stays None.
+
+    Raises `ConfigError` for what is not bool or has not the shape [B, S], [B, 1, S] or
+    [B, 1, 1, S].
+    """
+    if mask is None:
+        return None
+    _check_bool("padding_mask", mask)
+    ones = mask.shape[1:-1]
+    if not 2 <= mask.ndim <= 4 or any(size != 1 for size in ones):
+        raise ConfigError(
+            f"padding_mask has the shape {mask.shape}, but must be [B, S], True at the real keys"
+        )
+    return mask.reshape(mask.shape[0], mask.shape[-1]) if ones else mask
+
+
+def _as_explicit(mask: Any) -> Any:
+    if mask is None:
+        return None
+    _check_bool("explicit", mask)
+    if mask.ndim == 4 and mask.shape[1] == 1:
+        return mask[:, 0]
+    if mask.ndim != 3:
+        raise ConfigError(
+            f"explicit has the shape {mask.shape}, but must be [B, T, S], True where a query of T "
+            "may see a key of S"
+        )
+    return mask
+
+
+def _check_bool(name: str, mask: Any) -> None:
+    if not isinstance(mask, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        raise ConfigError(f"{name} is a {type(mask).__name__}, but must be an array")
+    if mask.dtype != bool:
+        raise ConfigError(
+            f"{name} is of {mask.dtype}, but must be bool, True where a query may see a key: give "
+            "`mask > -1e4` for a mask that is added to the logits, `mask != 0` for numbers; "
+            "PyTorch's bool masks, which are True where it may not, are `~mask`"
+        )
+
+
+def check_mask(mask: Any, sizes: tuple[int, int, int]) -> None:
+    """Raises `ConfigError` for what is no `AttentionMask` of `sizes`: (B, T, S)."""
+    if not isinstance(mask, AttentionMask):
+        raise ConfigError(
+            f"mask is a {type(mask).__name__}: give AttentionMask(explicit=array) with a bool "
+            "array [B, T, S] that is True where a query may see a key; AttentionMask() allows all"
+        )
+    examples, queries, keys = sizes
+    for name, size in (
+        ("padding_mask", (examples, keys)),
+        ("query_segments", (examples, queries)),
+        ("key_segments", (examples, keys)),
+        ("explicit", (examples, queries, keys)),
+    ):
+        array: Any = getattr(mask, name)
+        if array is None:
+            continue
+        shape = tuple(array.shape)
+        is_broadcast = all(a in (1, b) for a, b in zip(shape, size, strict=False))
+        if len(shape) != len(size) or shape[-1] != size[-1] or not is_broadcast:
+            raise ConfigError(
+                f"{name} has the shape {shape}, but must be {list(size)} for "
+                f"{examples} examples of {queries} queries and {keys} keys"
+            )

@@ -254,6 +254,8 @@ def compile_for(
     """
     devices = strategy_of(params)
     divide = partial(devices.divide, axes=("data",))
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # there is nothing to compile
+        return lambda *arrays: devices.gather(jitted(model, params, *divide(arrays), **static))
     # Shapes, because arrays remember the mesh of the program that made them: one program for all.
     shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x)), params

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from jaxformer.config import from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers import Tokenizer
@@ -67,6 +68,8 @@ class Loaded:
         for value in given:
             if not isinstance(value, kinds):
                 raise ConfigError(f"{value!r} is not a setting of this call: give a {classes}")
+            if sum(isinstance(other, type(value)) for other in given) > 1:
+                raise ConfigError(f"several {type(value).__name__} were given: give one")
         kind_of = {field.name: kind for kind in kinds for field in fields(kind)}
         unknown = sorted(changes.keys() - kind_of)
         if unknown:
@@ -88,10 +91,6 @@ def run_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
     """The settings of decoding in a run's config.json."""
     settings = []
     for name, kind in _RUN_SETTINGS.items():
-        stored = config.get(name, {})
-        values = {k: tuple(v) if isinstance(v, list) else v for k, v in stored.items()}
-        try:
-            settings += [kind(**values)] if stored else []
-        except TypeError as error:
-            raise ConfigError(f"config.json: {name}: {error}") from error
+        if config.get(name):
+            settings.append(from_plain(kind, config[name], f"config.json: {name}"))
     return tuple(settings)

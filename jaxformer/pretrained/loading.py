@@ -1,13 +1,12 @@
 """Trained models from folders: of `transformers`, of a run, or from a name on the hub."""
 
 import functools
-import importlib
 import os
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -15,7 +14,14 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import TransformerConfig
+from jaxformer.config import (
+    TransformerConfig,
+    check_trusted,
+    from_plain,
+    import_by_name,
+    import_module_class,
+    trusting,
+)
 from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
@@ -23,7 +29,7 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
 from jaxformer.pretrained import families
-from jaxformer.pretrained.family import Family, as_text, canonical_names, parse_number, read_config
+from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
 from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
 from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
 from jaxformer.pretrained.loaded import Loaded, Setting, run_settings
@@ -214,19 +220,22 @@ def load(
     attention_fn: AttentionFn | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     strategy: Strategy | None = None,
+    trust_code: bool = False,
 ) -> Loaded:
     """The model in `folder`: a run of `experiments`, or what `load_pretrained` reads.
 
     Of a run, these are the weights chosen at its end or, before its end, the newest ones, with the
     block, attention function and position scheme that it was trained with. It may be in a bucket
-    (gs://bucket/path, s3://bucket/path). A run's config.json may name Python modules, which are
-    imported: load only runs that you trust. `attention_fn` and `dtype` replace those of the run;
+    (gs://bucket/path, s3://bucket/path). A run's config.json may name Python functions and classes
+    of its author: these are imported with `trust_code`, if this user trained the run, or if
+    jaxformer defines them. `attention_fn` and `dtype` replace those of the run;
     None means `reference` and "float32" for other folders. `strategy` puts the parameters on its
     devices, tensor by tensor as `load_pretrained` does. The pipelines take the result, and by
     default use the folder's settings: generation_config.json, or the search or sampling of the run.
 
-    Raises `ConfigError` for a folder of neither kind, `CheckpointError` for a run without a
-    complete checkpoint or with weights that do not fit, and what `load_pretrained` raises.
+    Raises `ConfigError` for a folder of neither kind and for names that are not trusted,
+    `CheckpointError` for a run without a complete checkpoint or with weights that do not fit, and
+    what `load_pretrained` raises.
 
     >>> from dataclasses import replace
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
@@ -252,7 +261,8 @@ def load(
             f"{source} is neither a run nor a folder of transformers: its config.json has "
             "no 'model' and no 'model_type'"
         )
-    return _load_run(source, config, attention_fn, dtype, strategy)
+    with trusting(trust_code):
+        return _load_run(source, config, attention_fn, dtype, strategy)
 
 
 def _load_run(
@@ -266,15 +276,19 @@ def _load_run(
     checkpoints = Checkpoints(folder / "checkpoints")
     steps, tree = _chosen(folder, checkpoints, training)
     shapes = checkpoints.param_shapes(steps[-1], tree=tree)
+    named = ("block", "model") if attention_fn else ("block", "model", "attention_fn")
+    parts = {name: training[name] for name in named if name in training}
+    check_trusted({"model": config["model"], "training": parts}, folder / "config.json")
     try:
-        sizes = _with_vocabularies(_from_json(TransformerConfig, config["model"]), shapes)
-    except (TypeError, ConfigError) as error:
-        raise ConfigError(f"{folder / 'config.json'}: model: {error}") from error
+        sizes = _with_vocabularies(from_plain(TransformerConfig, config["model"], "model"), shapes)
+        attend = attention_fn or _attention_fn(parts.get("attention_fn", "reference"))
+        block = import_module_class(parts["block"], "block") if parts.get("block") else Block
+        own_model = parts.get("model") and import_module_class(parts["model"], "model")
+    except ConfigError as error:
+        raise ConfigError(f"{folder / 'config.json'}: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
-    attend = attention_fn or _attention_fn(training.get("attention_fn", "reference"))
-    block = _import_named(training["block"], "block") if training.get("block") else Block
-    if training.get("model"):
-        kind = _import_named(training["model"], "model")
+    if own_model:
+        kind = own_model
     elif sizes.num_encoder_layers and sizes.num_decoder_layers:
         kind = EncoderDecoder
     else:
@@ -294,32 +308,6 @@ def _load_run(
     target = tokenizers.load(path)
     source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
     return _loaded(folder, Loaded(model, params, source, target, settings), sizes)
-
-
-def _from_json(kind: Any, value: Any) -> Any:
-    """The value of a field of the type `kind` that a run's config.json stores as `value`.
-
-    A part is an object of its fields; where `kind` is a union of parts, "type" is the name of a
-    class in it, as in {"type": "rotary", "base": 1e6}, or package.module:Class.
-    """
-    classes: list[Any] = [one for one in get_args(kind) or (kind,) if is_dataclass(one)]
-    if not classes:
-        return value
-    values = {"type": value} if isinstance(value, str) else value
-    if not isinstance(values, dict):
-        raise ConfigError(f"{as_text(value)} must be an object, or the name of a class")
-    name = values.get("type", "")
-    members = {re.sub(r"\B(?=[A-Z])", "_", one.__name__).lower(): one for one in classes}
-    if len(classes) == 1 and not name:
-        part = classes[0]
-    elif ":" in name:
-        part = _import_named(name, "positions")
-    elif name in members:
-        part = members[name]
-    else:
-        raise ConfigError(f"type={name!r} is not supported: only {', '.join(members)}")
-    types, names = get_type_hints(part), values.keys() - {"type"}
-    return part(**{name: _from_json(types.get(name), values[name]) for name in names})
 
 
 def _chosen(
@@ -350,16 +338,4 @@ def _with_vocabularies(sizes: TransformerConfig, shapes: Mapping[str, Any]) -> T
 def _attention_fn(name: str) -> AttentionFn:
     if name == "auto":
         return AutoAttention()
-    return ATTENTION_FNS[name] if name in ATTENTION_FNS else _import_named(name, "attention_fn")
-
-
-def _import_named(name: str, option: str) -> Any:
-    """The value that `package.module:name` names."""
-    module, _, attributes = name.partition(":")
-    try:
-        return functools.reduce(getattr, attributes.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ConfigError(
-            f"the run was trained with {option}={name!r}, which cannot be imported ({error}): "
-            "start Python in the folder that contains it, or put that folder on PYTHONPATH"
-        ) from error
+    return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")

@@ -166,6 +166,8 @@ def _trace_shapes(model: nn.Module) -> dict[str, Shape]:
     tokens = np.zeros((1, 1), np.int32)
     inputs: tuple[np.ndarray, ...]
     match model:
+        case EncoderOnly():  # perhaps with the recipe of a whole translator
+            inputs = (tokens,)
         case Model(config=sizes) if sizes.num_encoder_layers and sizes.num_decoder_layers:
             inputs = (tokens, tokens)
         case Classifier() | TokenClassifier() | SpanPredictor():

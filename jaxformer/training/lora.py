@@ -2,8 +2,9 @@
 
 An adapter of the matrix W is a subtree beside it, named like it with `_lora`: `a` [in, r], `b`
 [r, out] and `scale`, with a leading layer axis in stacked blocks. `merge_adapters` replaces W by
-W + scale * a b, which are the parameters of the same model without adapters. The base has no
-gradient and no optimizer state, so any model, loss, optimizer and strategy can be used:
+W + scale * a b, which are the parameters of the same model without adapters. A module of such a
+name that is no adapter of a matrix stays. The base has no gradient and no optimizer state, so any
+model, loss, optimizer and strategy can be used:
 
     axes = parameter_axes(model)
     params = add_adapters(
@@ -84,11 +85,11 @@ def add_adapters(
 def merge_adapters(params: Params) -> Params:
     """`params` without adapters, each matrix with the product of its adapter added."""
     leaves = _flatten(params)
-    merged = {path: leaf for path, leaf in leaves.items() if not _is_of_adapter(path)}
+    merged = _without_adapters(leaves)
     for path in merged:
-        if f"{path}{ADAPTER_SUFFIX}/a" in leaves:
-            adapter = (leaves[f"{path}{ADAPTER_SUFFIX}/{name}"] for name in ("a", "b", "scale"))
-            merged[path] = _merged(merged[path], *adapter)
+        adapter = _adapter_of(path, leaves)
+        if adapter:
+            merged[path] = _merged(merged[path], *adapter.values())
     return unflatten_dict(merged, sep="/")
 
 
@@ -101,17 +102,14 @@ def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
 
 def replace_base(params: Params, base: Params) -> Params:
     """`base`, which has no adapters, with the adapters of `params`."""
-    leaves = _flatten(params).items()
-    adapters = {path: leaf for path, leaf in leaves if _is_of_adapter(path)}
-    return unflatten_dict(_flatten(base) | adapters, sep="/")
+    leaves = _flatten(params)
+    adapters = leaves.keys() - _without_adapters(leaves).keys()
+    return unflatten_dict(_flatten(base) | {path: leaves[path] for path in adapters}, sep="/")
 
 
 def without_adapters(params: Params) -> Params:
     """The base: `params` without adapters, which are not merged."""
-    leaves = _flatten(params).items()
-    return unflatten_dict(
-        {path: leaf for path, leaf in leaves if not _is_of_adapter(path)}, sep="/"
-    )
+    return unflatten_dict(_without_adapters(_flatten(params)), sep="/")
 
 
 def _flatten(params: Params) -> dict[str, Any]:
@@ -119,8 +117,15 @@ def _flatten(params: Params) -> dict[str, Any]:
     return flatten_dict(params, sep="/")
 
 
-def _is_of_adapter(path: str) -> bool:
-    return f"{ADAPTER_SUFFIX}/" in path
+def _adapter_of(path: str, leaves: dict[str, Any]) -> dict[str, Any]:
+    """The leaves of the adapter of the matrix at `path`, by their paths; {} where there is none."""
+    paths = [f"{path}{ADAPTER_SUFFIX}/{name}" for name in ("a", "b", "scale")]
+    return {path: leaves[path] for path in paths} if all(x in leaves for x in paths) else {}
+
+
+def _without_adapters(leaves: dict[str, Any]) -> dict[str, Any]:
+    adapters = {path for matrix in leaves for path in _adapter_of(matrix, leaves)}
+    return {path: leaf for path, leaf in leaves.items() if path not in adapters}
 
 
 def _adapter(

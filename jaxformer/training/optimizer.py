@@ -10,13 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.config import (
-    check_at_least,
-    check_choices,
-    check_fraction,
-    check_pattern,
-    check_types,
-)
+from jaxformer.config import Checked, Count, Fraction, Natural, NonNegative, Pattern
 from jaxformer.errors import ConfigError
 from jaxformer.training.parameters import (
     ModelAxes,
@@ -31,7 +25,7 @@ RuleName = Literal["adam", "muon", "lion"]
 
 
 @dataclass(frozen=True)
-class OptimizerConfig:
+class OptimizerConfig(Checked):
     """The settings of `make_optimizer`; the defaults are those of Vaswani et al. 2017.
 
     >>> config = jf.OptimizerConfig(name="muon", schedule="cosine", total_steps=5000)
@@ -43,38 +37,33 @@ class OptimizerConfig:
     """Course of the learning rate after the warm-up."""
     name: RuleName = "adam"
     """The update rule."""
-    learning_rate: float = 7e-4
+    learning_rate: NonNegative = 7e-4
     """The peak learning rate, reached at the end of the warm-up."""
-    warmup_steps: int = 4_000
+    warmup_steps: Natural = 4_000
     """Number of steps in which the learning rate rises linearly from 0."""
-    total_steps: int = 100_000
+    total_steps: Count = 100_000
     """Number of training steps. A cosine, linear or wsd schedule ends there."""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: NonNegative = 0.1
     """Final learning rate of a cosine, linear or wsd schedule, as a fraction of `learning_rate`."""
-    decay_fraction: float = 0.2
+    decay_fraction: Fraction = 0.2
     """Share of all steps in which a wsd schedule falls linearly at the end; before, it is flat."""
-    b1: float = 0.9
+    b1: Fraction = 0.9
     """Decay of Adam's first moment; weight of the momentum in Lion's update."""
-    b2: float = 0.98
+    b2: Fraction = 0.98
     """Decay of Adam's second moment and of Lion's momentum."""
-    eps: float = 1e-9
+    eps: NonNegative = 1e-9
     """Added to the denominator of Adam."""
-    grad_clip_norm: float = 0.0
+    grad_clip_norm: NonNegative = 0.0
     """Largest global norm of the gradient; larger ones are scaled down. 0 disables clipping."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegative = 0.0
     """Decoupled weight decay of matrices and tables. 0 disables it."""
-    momentum: float = 0.95
+    momentum: Fraction = 0.95
     """Momentum of Muon."""
-    freeze: str = ""
+    freeze: Pattern = ""
     """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
     def __post_init__(self) -> None:
-        check_types(self)
-        check_choices(self)
-        check_at_least(self, 0, "learning_rate", "warmup_steps", "min_lr_ratio")
-        check_at_least(self, 0, "eps", "grad_clip_norm", "weight_decay")
-        check_fraction(self, "b1", "b2", "momentum", "decay_fraction")
-        check_pattern(self, "freeze")
+        super().__post_init__()
         decay = self.decay_steps - 1 if self.schedule == "wsd" else 0
         is_endless = self.schedule not in ("cosine", "linear", "wsd")
         if not is_endless and self.total_steps <= max(self.warmup_steps, 1) + decay:

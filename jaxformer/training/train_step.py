@@ -92,7 +92,8 @@ def make_train_step(
     named auxiliary sums such as {"correct": ...}. `grad_accumulation` splits the batch into parts
     that are differentiated one after the other. `reduce` adds the sums over devices that each hold
     a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
-    axis_name="data")`. Neither changes the gradient, because sums are divided once, at the end.
+    axis_name="data")`, under `jax.shard_map` with either value of `check_vma`. Neither changes the
+    gradient, because sums are divided once, at the end.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
 
@@ -108,10 +109,31 @@ def make_train_step(
     update = make_update(optimizer, ema_decay)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
-        sums_of = partial(loss_and_gradient, loss, state.params, rng=state.dropout_rng)
-        return update(state, reduce(accumulate(sums_of, state.params, batch, grad_accumulation)))
+        params = vary_as(state.params, batch)
+        sums_of = partial(loss_and_gradient, loss, params, rng=state.dropout_rng)
+        return update(state, reduce(accumulate(sums_of, params, batch, grad_accumulation)))
 
     return step
+
+
+def vary_as(tree: Any, other: Any) -> Any:
+    """`tree`, whose values may differ between the devices of a `jax.shard_map` as `other`'s do.
+
+    JAX sums the gradient of values that are the same on all devices over these by itself; a
+    `reduce` would then sum a second time.
+    """
+    axes = frozenset[Any]().union(*map(_varying, jax.tree.leaves(other)))
+
+    def vary(leaf: Any) -> Any:
+        more = tuple(axes - _varying(leaf))
+        return jax.lax.pcast(leaf, more, to="varying") if more else leaf
+
+    return jax.tree.map(vary, tree)
+
+
+def _varying(leaf: Any) -> frozenset[Any]:
+    """The axes of a `jax.shard_map` along which the values of `leaf` may differ."""
+    return jax.typeof(leaf).manual_axis_type.varying
 
 
 def loss_and_gradient(
@@ -124,7 +146,7 @@ def loss_and_gradient(
         return total, (tokens, auxiliary)
 
     (total, (tokens, auxiliary)), grads = jax.value_and_grad(with_sums, has_aux=True)(params)
-    return grads, total, tokens, auxiliary
+    return grads, *vary_as((total, tokens, auxiliary), (params, batch))
 
 
 def loss_sums(loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
@@ -173,7 +195,7 @@ def accumulate(
         return jax.tree.map(jnp.add, sums, tuple(part_sums)), auxiliary
 
     zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), params)
-    start = zeros, jnp.zeros(()), jnp.zeros(())
+    start = vary_as((zeros, jnp.zeros(()), jnp.zeros(())), (params, batch))
     sums, auxiliary = jax.lax.scan(add, start, jax.tree.map(lambda x: _split(x, parts), batch))
     return *sums, jax.tree.map(lambda x: x.sum(axis=0), auxiliary)
 
@@ -218,7 +240,8 @@ def make_update(
         grads, total, tokens, auxiliary = sums
         count = jnp.maximum(tokens, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax has no other
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         params, ema = optax.apply_updates(state.params, updates), state.ema
         if ema is not None:
             ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
@@ -227,17 +250,22 @@ def make_update(
         finite = jnp.isfinite(total) & jnp.isfinite(norm)
         # A product with 0 or 1 would keep NaN: 0 times NaN is NaN.
         params, opt_state, ema = jax.tree.map(
-            partial(jax.lax.select, finite),
+            partial(_choose, finite),
             (params, opt_state, ema),
             (state.params, state.opt_state, state.ema),
         )
-        skipped = state.skipped + ~finite
+        skipped = state.skipped + (~finite).astype(jnp.int32)
         consecutive = jnp.where(finite, 0, state.consecutive_skips + 1)
         values = total, tokens, norm, skipped, consecutive
         new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
         return new, auxiliary | dict(zip(STEP_METRICS, values, strict=True))
 
     return update
+
+
+def _choose(finite: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
+    """`new` if `finite`, else `old`, in the type of `old`: with x64, optax computes in float64."""
+    return jax.lax.select(finite, new if new.dtype == old.dtype else new.astype(old.dtype), old)
 
 
 def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 10) -> None:

@@ -18,6 +18,7 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.cli.help_text import suggestion
 from jaxformer import optional_dependencies
+from jaxformer.config import from_plain, to_plain
 from jaxformer.errors import CheckpointError, ConfigError, DataError, Diverged
 
 ROOT = Path(__file__).parents[2]
@@ -150,8 +151,8 @@ def test_a_part_in_json_has_its_name_beside_its_fields(part):
     if isinstance(part, str):
         part = f"{__name__}:scheme"
     config = Train(Model(positions=part))
-    content = json.loads(json.dumps(config_files.plain(config)))
-    assert config_files.build(Train, content) == config
+    content = json.loads(json.dumps(to_plain(config)))
+    assert from_plain(Train, content) == config
     if part == Rotary(7.0, Yarn(4.0)):
         assert config_files.flat(content["model"]["positions"]) == {
             "type": '"rotary"',

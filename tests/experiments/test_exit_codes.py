@@ -4,9 +4,15 @@
 code 1 and a traceback: see test_cli.py.
 """
 
+import signal
+import textwrap
+import threading
+import time
+
 import jax.numpy as jnp
 import pytest
 
+from experiments.harness.runs import preemption
 from experiments.language_modelling import generate, prepare, train
 from jaxformer.training.losses import causal_loss
 from tests.experiments.commands import call, refused
@@ -71,3 +77,73 @@ def test_a_process_ends_with_the_code_and_one_line(words, code, said):
     (done,) = ended(start(*command, environment={"JAX_PLATFORMS": "rocm"}))
     assert done.code == code and said in done.err and "Traceback" not in done.err
     assert done.err.count("error: ") == 1
+
+
+@pytest.mark.parametrize("number", preemption.SIGNALS)
+def test_each_request_to_stop_is_heard_before_the_next_step_and_has_its_code(number, capsys):
+    with pytest.raises(SystemExit) as end:
+        with preemption.asked_to_stop() as asked:
+            assert not asked()
+            signal.raise_signal(number)
+            assert asked()
+    assert end.value.code == 128 + number
+    assert f"{number.name}: saving after the current step" in capsys.readouterr().err
+
+
+def test_a_closing_terminal_may_say_so_twice():
+    with pytest.raises(SystemExit) as end:
+        with preemption.asked_to_stop() as asked:
+            for _ in range(2):
+                signal.raise_signal(signal.SIGHUP)
+                time.sleep(0.05)
+            assert asked()
+    assert end.value.code == 129
+
+
+def test_a_signal_that_is_ignored_at_the_start_stays_so():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with preemption.asked_to_stop() as asked:
+            signal.raise_signal(signal.SIGHUP)
+            assert not asked()
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_a_thread_trains_without_handlers():
+    heard = []
+
+    def train():
+        with preemption.asked_to_stop() as asked:
+            heard.append(asked())
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert heard == [False]
+
+
+@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+def test_a_command_whose_streams_are_closed_does_its_work(closed, tmp_path):
+    code = f"""
+        import os, subprocess, sys
+        def close():
+            for number in {closed}: os.close(number)
+        words = [sys.executable, "-m", "experiments.runs", "list"]
+        sys.exit(subprocess.run(words, preexec_fn=close).returncode)
+    """
+    (done,) = ended(start("-c", textwrap.dedent(code), folder=tmp_path))
+    assert done.code == 65 and "Traceback" not in done.err
+    assert ("there is no run in" in done.err) == (2 not in closed)
+
+
+def test_an_output_of_few_characters_shows_the_others_as_question_marks(tmp_path):
+    code = """
+        import io, sys
+        from experiments.harness import cli
+        sys.stdout = io.TextIOWrapper(io.BytesIO(), "ascii")
+        code = cli.run(lambda: print("Müller"))
+        print(code, sys.stdout.buffer.getvalue(), file=sys.stderr)
+    """
+    (done,) = ended(start("-c", textwrap.dedent(code), folder=tmp_path))
+    assert done.err.endswith("0 b'M?ller\\n'\n")

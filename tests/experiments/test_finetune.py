@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.harness.training.finetuning import Examples
+from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling import finetune, generate
 from experiments.language_modelling.finetune import (
     FinetuneOptions,
@@ -45,7 +46,6 @@ from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines import complete
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe, train_characters
-from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten
 from tests.experiments.tiny_runs import WORDS
 
@@ -609,7 +609,6 @@ def test_settings_that_contradict_each_other_are_refused(tmp_path, questions):
         ({"train": "a.tsv"}, "needs both files, but train='a.tsv' and test=''"),
         ({"seeds": 0}, "seeds=0, but it must be at least 1"),
         ({"start": "last"}, "start='last' is unknown: give one of both, pretrained"),
-        ({"optimizer": OptimizerConfig(total_steps=0)}, "total_steps=0, but it must be at least 1"),
         ({"lora_rank": 2}, "lora_rank=2 trains adapters of pretrained weights"),
         ({"task": "chat", "freeze_backbone": True}, "freeze_backbone trains the head alone"),
     ):

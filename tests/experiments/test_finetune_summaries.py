@@ -10,6 +10,7 @@ import pytest
 
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training.build import Evaluation
+from experiments.harness.training.training_config import OptimizerConfig
 from experiments.translation import finetune
 from experiments.translation.corpus import Text
 from experiments.translation.evaluate import rouge
@@ -22,7 +23,6 @@ from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.training.optimizer import OptimizerConfig
 from jaxformer.training.parameters import flatten
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")

@@ -23,6 +23,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
@@ -110,7 +111,7 @@ def test_a_run_made_with_another_config_is_refused_and_what_only_shows_may_diffe
     free = run.config.free_fields()
 
     def begin(**changes):
-        settings = config_files.plain(changed(run.config, **changes))
+        settings = to_plain(changed(run.config, **changes))
         run_folder.refuse_differences(stored, settings, run.folder, free)
 
     with pytest.raises(

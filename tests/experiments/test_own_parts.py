@@ -19,7 +19,6 @@ import pytest
 from experiments import plan
 from experiments.examples import custom_data
 from experiments.harness import cli
-from experiments.harness.cli import config_files
 from experiments.harness.planning.compiling import abstract_run
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.runs.loggers import Loggers
@@ -39,6 +38,7 @@ from experiments.translation import translate
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import import_by_name, to_plain
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import pad_right
@@ -151,7 +151,7 @@ def translation(tmp_path_factory):
 
 def test_the_record_names_what_a_run_was_built_with(language):
     stored = json.loads((language.folder / "config.json").read_text())
-    assert stored == json.loads(json.dumps(config_files.plain(language.config)))
+    assert stored == json.loads(json.dumps(to_plain(language.config)))
     assert stored["model"]["positions"]["type"] == f"{HERE}:OwnPositions"
     assert build.with_values(language.plain, **VALUES) == language.config
     assert set(VALUES) | {"model"} == set(build.VALUES)
@@ -358,7 +358,7 @@ def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, capsy
 def test_a_module_in_a_folder_of_ones_own_is_found(tmp_path, monkeypatch):
     (tmp_path / "my_parts.py").write_text("def block():\n    return 7\n")
     monkeypatch.syspath_prepend(tmp_path)
-    assert cli.import_by_name("my_parts:block", "block")() == 7
+    assert import_by_name("my_parts:block", "block")() == 7
 
 
 def test_a_value_without_a_name_is_refused():

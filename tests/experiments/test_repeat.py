@@ -14,6 +14,7 @@ from experiments.harness.cli import config_files
 from experiments.repeat import RepeatOptions, main
 from experiments.results import Result
 from experiments.sweep import open_cells, presets_of
+from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 
@@ -101,7 +102,7 @@ def test_of_a_sweep_the_cells_with_the_settings_of_the_line_are_trained(line, tm
     runs = str(tmp_path / "again")
     options = [*SWEEP, "--seeds", "2", "--runs", runs]
     cells = open_cells(cli.parse(presets_of("translation"), options, positional="experiment")).cells
-    wide = config_files.flat(config_files.plain(list(cells.values())[2]))
+    wide = config_files.flat(to_plain(list(cells.values())[2]))
     command = shlex.join(["python", "-m", "experiments.sweep", *SWEEP, "--seeds", "2"])
     known = dataclasses.replace(
         ONE, command=command, seeds=[0, 1], config_sha256=results.settings_digest(wide)

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 
 import pytest
 
@@ -52,7 +53,7 @@ def test_sides_that_do_not_fit_are_refused(records, tmp_path):
         read_files(files(records, target=str(tmp_path / "a.de")))
     with pytest.raises(ConfigError, match="needs both files, but source='a.txt' and target=''"):
         read_files(Files("a.txt"))
-    with pytest.raises(DataError, match="must give texts or pairs of texts, got 3"):
+    with pytest.raises(DataError, match="numbers, item 1: needed a pair of texts, got .*3"):
         read_files(Files(f"{__name__}:numbers"))
 
 
@@ -113,10 +114,12 @@ def written(path, rows=ROWS):
     return path
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.JSONL", "a.jsonl.gz", "c4.json", "c4.json.gz", "a.parquet"]
+)
 def test_the_fields_of_each_record_are_read_in_order(tmp_path, name):
     path = written(tmp_path / name)
-    assert is_record_file(path) and not is_record_file(tmp_path / "a.json")
+    assert is_record_file(path) and not is_record_file(tmp_path / "a.txt")
     assert list(read_fields(path, ("translation.en", "note"))) == EXPECTED
 
 
@@ -147,3 +150,81 @@ def test_what_is_no_record_is_named_with_its_line(tmp_path):
     (tmp_path / "a.parquet").write_text("no")
     with pytest.raises(DataError, match="a.parquet: cannot read the file"):
         list(read_fields(tmp_path / "a.parquet", ("note",)))
+
+
+def nothing():
+    return []
+
+
+def none():
+    return None
+
+
+def triples():
+    return [("a", "b", "c")]
+
+
+def half():
+    return [("a", "\ud83d")]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("nothing", "nothing gave no pair of texts: give at least one"),
+        ("none", "none must give texts or pairs of texts, got None"),
+        ("triples", r"triples, item 1: needed a pair of texts, got .*'a', 'b', 'c'"),
+        ("half", r"half, item 1: needed a pair of texts, got .*\\ud83d"),
+    ],
+)
+def test_a_function_that_gives_no_pairs_is_named_with_what_it_gave(name, said):
+    with pytest.raises(DataError, match=said):
+        sources.read_both(f"{__name__}:{name}", ("source", "target"))
+
+
+def test_a_file_is_what_it_holds_and_is_another_text_if_it_is_read_in_another_way(tmp_path):
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in ("sun", "moon"))
+    cache = TextCache(tmp_path / "texts")
+    for name in ("web.txt", "web.jsonl", "web.json"):
+        (tmp_path / name).write_text(lines)
+    read = [list(sources.read_texts(str(tmp_path / x), "text")) for x in ("web.jsonl", "web.json")]
+    assert read == [["sun", "moon"]] * 2
+    names = [
+        sources.identity(str(tmp_path / x), cache) for x in ("web.txt", "web.jsonl", "web.json")
+    ]
+    assert names[0] != names[1] == names[2]
+    for text in ('{\n"text": "sun"\n}', '["sun"]', "sun"):
+        (tmp_path / "web.json").write_text(text)
+        with pytest.raises(DataError, match="web.json: a .json file must have one record"):
+            list(sources.read_texts(str(tmp_path / "web.json"), "text"))
+    (tmp_path / "a.tsv").write_text("a\tb\n")
+    with pytest.raises(
+        ConfigError, match="a.tsv holds pairs of texts, but single texts are needed"
+    ):
+        sources.read_texts(str(tmp_path / "a.tsv"), "text")
+
+
+def test_a_text_that_is_not_there_or_can_be_read_once_has_no_identity(tmp_path):
+    cache = TextCache(tmp_path / "texts")
+    with pytest.raises(DataError, match="absent.txt: cannot read the file: No such file"):
+        sources.identity(str(tmp_path / "absent.txt"), cache)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(
+        DataError, match="pipe is no regular file, and a text is read several times"
+    ):
+        sources.identity(str(tmp_path / "pipe"), cache)
+
+
+def test_half_of_a_surrogate_pair_is_named_with_its_record(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "sun"}\n{"text": "\\ud83d"}\n')
+    with pytest.raises(DataError, match="a.jsonl:2: the field 'text' holds half of a surrogate"):
+        list(sources.read_texts(str(tmp_path / "a.jsonl"), "text"))
+
+
+def test_a_data_set_that_was_saved_to_disk_is_read(tmp_path):
+    library = pytest.importorskip("datasets", reason="needs the extra data")
+    rows = library.Dataset.from_list([{"text": "sun"}, {"text": "moon"}])
+    rows.save_to_disk(tmp_path / "one")
+    library.DatasetDict({"test": rows}).save_to_disk(tmp_path / "several")
+    for name in (f"hf:{tmp_path}/one", f"hf:{tmp_path}/several@test"):
+        assert list(sources.read_texts(name, "text")) == ["sun", "moon"]

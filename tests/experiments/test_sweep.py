@@ -18,7 +18,6 @@ import pytest
 
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.cli import config_files
 from experiments.harness.results import sweeping
 from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.language_modelling import train as language_modelling
@@ -26,6 +25,7 @@ from experiments.language_modelling.presets import PRESETS
 from experiments.sweep import main, presets_of, sweep
 from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer.checkpoint.lock import lock
+from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
@@ -50,7 +50,7 @@ def config(tmp_path_factory):
 def swept(config):
     """The command of a sweep over learning rates and losses, of which one fails; do not change."""
     path = Path(config.runs).with_name("settings.json")
-    path.write_text(json.dumps(config_files.plain(config)))
+    path.write_text(json.dumps(to_plain(config)))
     losses = f"training.loss={__name__}:failing_loss,{DOUBLED}"
     rates = f"optimizer.learning_rate={RATES[0]},{RATES[1]}"
     words = ["language_modelling", "--config", str(path), "--vary", rates, losses]
@@ -155,7 +155,7 @@ def finish(config):
     """Leaves what a translation's training leaves, with the beam size as its score."""
     folder = run_folder.folder_of(config.runs, "translation", config.name)
     (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
-    run_folder.write_json(folder / "config.json", config_files.plain(config))
+    run_folder.write_json(folder / "config.json", to_plain(config))
     run_folder.write_json(folder / "scores.json", {"bleu": config.search.beam_size})
 
 
@@ -265,7 +265,7 @@ def test_vary_given_several_times_has_all_values():
 
 def command(config, folder, *options):
     """The command that sweeps over two rates and seeds of `config`."""
-    (folder / "settings.json").write_text(json.dumps(config_files.plain(config)))
+    (folder / "settings.json").write_text(json.dumps(to_plain(config)))
     rates = "optimizer.learning_rate=1e-2,1e-3"
     words = ["--config", str(folder / "settings.json"), "--name", "s", "--vary", rates, *options]
     return [sys.executable, "-m", "experiments.sweep", "language_modelling", "--seeds", "2", *words]

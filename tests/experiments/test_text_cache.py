@@ -31,9 +31,10 @@ def text(tmp_path):
 
 
 def age(*paths):
-    """Makes the files a minute old: only what has been left alone is remembered."""
+    """Lets the files rest: only what has been left alone is remembered."""
     for path in paths:
         os.utime(path, ns=(time.time_ns() - 60 * 10**9,) * 2)
+    time.sleep(0.06)  # the time of their status is now
 
 
 def prepared(experiment, folder, name, *more):
@@ -168,9 +169,7 @@ def test_a_file_is_read_again_only_when_size_time_or_inode_change(cache, tmp_pat
     before, status = cache.digest(path), path.stat()
     path.write_bytes(b"fog")
     os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
-    assert cache.digest(path) == before, "the very same size, time and inode: not read"
-    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
-    assert cache.digest(path) != before
+    assert cache.digest(path) != before, "an archive may give any time of modification"
     fresh = tmp_path / "b.txt"
     fresh.write_bytes(b"sun")
     assert cache.digest(fresh) == before

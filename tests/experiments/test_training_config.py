@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness import cli
 from experiments.harness.training.build import build_attention, build_model, init_params
 from experiments.harness.training.session import choose_devices
 from experiments.harness.training.training_config import Remat, TrainingConfig
@@ -84,6 +85,30 @@ def test_attention_function_and_block_are_chosen_by_name():
         TrainingConfig(attention_fn="flash")
     with pytest.raises(ConfigError, match="loss_chunk=-1, but it must be at least 0"):
         TrainingConfig(loss_chunk=-1)
+
+
+NUMBERS = {
+    "--training.seed 4294967296": "seed=4294967296, but it must be in [0, 4294967296)",
+    "--training.seed 9223372036854775808": "but it must be in [0, 4294967296)",
+    "--training.seed -1": "seed=-1, but it must be in [0, 4294967296)",
+    "--training.z_loss nan": "z_loss=nan, but it must be finite",
+    "--training.log_every -1": "log_every=-1, but it must be at least 0",
+    "--training.grad_accumulation 0": "grad_accumulation=0, but it must be at least 1",
+    "--training.patience 3 --training.evaluate_every 0": "patience=3 counts evaluations, but",
+    "--optimizer.weight_decay nan": "weight_decay=nan, but it must be finite",
+    "--optimizer.grad_clip_norm nan": "grad_clip_norm=nan, but it must be finite",
+    "--optimizer.total_steps 0": "total_steps=0, but it must be at least 1",
+    "--model.norm.eps -1": "eps=-1.0, but it must be at least 0",
+    "--model.positions rotary --model.positions.base 0": "base=0.0, but it must be above 0",
+}
+
+
+@pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
+@pytest.mark.parametrize("words", NUMBERS)
+def test_a_number_that_cannot_be_is_refused_by_its_name_and_range(words, presets, capsys):
+    assert cli.run(lambda: cli.parse(presets, words.split())) == 2
+    printed = capsys.readouterr().err
+    assert NUMBERS[words] in printed and printed.count("\n") == 1
 
 
 @pytest.mark.parametrize("old", [True, False, "full"])

@@ -29,7 +29,6 @@ def all_methods(folder):
     return translation_config(
         folder,
         name="whole",
-        compilation_cache_dir="",
         model__num_decoder_layers=2,
         model__scan_layers=True,
         model__dropout_rate=0.2,

@@ -13,6 +13,7 @@ from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.translation import prepare
 from experiments.translation.presets import TranslationConfig
+from jaxformer.config import to_plain
 from tests.faults import children, mutations, states, trainings
 from tests.faults.children import Count
 
@@ -93,7 +94,7 @@ def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
     opened.resume(STEPS[-1])
     first = prepared.batches.batch(0)
     return {
-        "config.json": cli.config_files.plain(run_folder.load_config(run, TranslationConfig)),
+        "config.json": to_plain(run_folder.load_config(run, TranslationConfig)),
         "batches": (prepared.batches.fingerprint, [leaf.tobytes() for leaf in first]),
         "ids": prepared.target_tokenizer.encode("dog Hund sees"),
         "metrics.jsonl": opened.metrics(),
@@ -106,7 +107,7 @@ def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
     params = checkpoint_selection.load(run, config.training)
     source, target = prepare.load_tokenizers(run)
     return {
-        "config.json": cli.config_files.plain(stored),
+        "config.json": to_plain(stored),
         "weights": states.as_bytes(params),
         "ids": [tokenizer.encode("dog Hund sees") for tokenizer in (source, target)],
     }

@@ -49,7 +49,7 @@ def settings(folder: Path) -> dict[str, Any]:
             path = folder / f"{part}.{side}"
             path.write_text("".join(" ".join(line) + "\n" for line in words))
             args[f"--data.{part}.{side}"] = path
-    return args | {"--compilation_cache_dir": ""}
+    return args
 
 
 def load_libraries() -> None:
@@ -151,9 +151,10 @@ def _train(args: dict, place: Path, around: Around, programs: str, tell: Tell) -
     place.mkdir(exist_ok=True)
     # Most of a tiny training is compiling.
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_enable_compilation_cache", bool(programs))
     if programs:
-        cache = place.parent.parent / programs
-        jax.config.update("jax_compilation_cache_dir", str(cache))
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(place.parent.parent / programs)
+        jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     words = [str(word) for pair in ({"--runs": place} | args).items() for word in pair]
 

@@ -359,7 +359,7 @@ def test_a_dropout_key_in_rngs_is_refused_instead_of_ignored(family, random_para
     )
     rngs = {"dropout": jax.random.key(0)}
     jax.eval_shape(model.init, {"params": jax.random.key(1), **rngs}, *inputs)
-    with pytest.raises(ValueError, match="give dropout_rng=DropoutRng"):
+    with pytest.raises(ValueError, match="give dropout_rng=key, or DropoutRng"):
         model.apply({"params": params}, *inputs, rngs=rngs)
     dropout_rng = DropoutRng.create(jax.random.key(0), np.arange(B))
     given = partial(model.apply, dropout_rng=dropout_rng, rngs=rngs)

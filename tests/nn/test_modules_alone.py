@@ -3,9 +3,11 @@
 from dataclasses import replace
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import nnx
 
 import jaxformer as jf
@@ -26,6 +28,7 @@ RECIPE = jf.TransformerConfig(
     embeddings=jf.EmbeddingOptions(tied="none"),
 )
 CAUSAL = AttentionMask(causal=True)
+WINDOW = jf.AttentionOptions(window=3)
 ATTENTION = jf.MultiHeadAttention(H, num_kv_heads=1, query_key_norm=RECIPE.norm)
 BLOCK = jf.Block(
     H,
@@ -137,3 +140,169 @@ def test_positions_alone_take_the_size_of_the_vectors(x, assert_equal):
     (y, rotation, bias), variables = table.init_with_output(jax.random.key(0), x, at)
     assert variables["params"]["table"].shape == (7, D) and rotation is None and bias is None
     assert_equal(y, x + variables["params"]["table"][None, :T], 1e-6)
+
+
+@pytest.fixture(scope="module")
+def theirs():
+    """Attention of Flax with parameters, which are ours too."""
+    attention = nn.MultiHeadDotProductAttention(H, qkv_features=D, out_features=D)
+    x, memory = np.ones((B, T, D), np.float32), np.ones((B, 7, 10), np.float32)
+    return attention, jax.jit(attention.init)(jax.random.key(2), x, memory)
+
+
+@pytest.mark.parametrize(
+    "shape", [(B, 7), (B, 1, 7), (B, 1, 1, 7), (B, T, 7), (B, 1, T, 7)], ids=lambda s: str(len(s))
+)
+def test_attention_to_a_memory_of_another_width_is_that_of_flax_in_each_layout_of_its_masks(
+    shape, theirs, x, rng, assert_equal
+):
+    attention, variables = theirs
+    memory, allowed = rng.standard_normal((B, 7, 10), np.float32), rng.random(shape) < 0.6
+    allowed[..., 0] = True
+    of_keys = shape[1:-1] in ((), (1,), (1, 1))
+    layout = allowed.reshape(B, 1, 1, 7) if of_keys else allowed.reshape(B, 1, T, 7)
+    expected = attention.apply(variables, x, memory, mask=layout)
+    mask = jf.AttentionMask(**{"padding_mask" if of_keys else "explicit": allowed})
+    ours = jf.MultiHeadAttention(H)
+    assert_equal(ours.apply(variables, x, memory, mask), expected)
+    kv = ours.apply(variables, memory, size=D // H, method="keys_values")
+    assert_equal(ours.apply(variables, x, kv, mask), expected)
+
+
+def test_a_block_with_cross_attention_needs_something_to_attend_to(x):
+    block = jf.Block(H, F, cross=True)
+    memory = np.ones((B, 7, 10), np.float32)
+    out, _ = block.init_with_output(jax.random.key(0), x, encoder_kv=memory)[0]
+    assert out.shape == x.shape
+    with pytest.raises(jf.ConfigError, match="cross=True, but no encoder_kv was given: a block"):
+        block.init(jax.random.key(0), x)
+    with pytest.raises(jf.ConfigError, match="cross=False, but encoder_kv was given"):
+        jf.Block(H, F).init(jax.random.key(0), x, encoder_kv=memory)
+    stack = jf.Stack(RECIPE, num_layers=1, cross=True)
+    with pytest.raises(jf.ConfigError, match="cross=True, but no encoder_kv was given"):
+        stack.init(jax.random.key(0), x, AttentionMask())
+
+
+DROPPING = {
+    "attention": jf.MultiHeadAttention(H, dropout_rate=0.5),
+    "feed-forward network": jf.FeedForward(F, dropout_rate=0.5),
+    "block": jf.Block(H, F, dropout_rate=0.5),
+    "encoder": jf.Encoder(1, H, F, dropout_rate=0.5),
+}
+
+
+@pytest.mark.parametrize("module", DROPPING.values(), ids=DROPPING)
+def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(module, x):
+    params, key = module.init(jax.random.key(0), x), jax.random.key(1)
+    first = lambda out: out[0] if isinstance(out, tuple) else out  # noqa: E731
+    plain, dropped, numbered, legacy = (
+        first(module.apply(params, x, dropout_rng=rng))
+        for rng in (
+            None,
+            key,
+            jf.DropoutRng.create(key, jnp.arange(B)),
+            jax.random.PRNGKey(1),
+        )
+    )
+    assert np.abs(plain - dropped).max() > 1e-3
+    np.testing.assert_array_equal(dropped, numbered)
+    np.testing.assert_array_equal(dropped, legacy)
+    with pytest.raises(ValueError, match="give dropout_rng=key"):
+        module.apply(params, x, rngs={"dropout": key})
+    with pytest.raises(TypeError, match="dropout_rng is a int, but must be a key of jax.random"):
+        module.apply(params, x, dropout_rng=3)
+    silent = module.clone(dropout_rate=0.0)  # a model may have dropout of Flax besides
+    np.testing.assert_array_equal(first(silent.apply(params, x, rngs={"dropout": key})), plain)
+
+
+@pytest.mark.parametrize(
+    "positions", [jf.Sinusoidal(), jf.Learned()], ids=["sinusoidal", "learned"]
+)
+def test_positions_of_the_callers_own_are_any_of_the_recipes_and_no_others(
+    positions, random_params, assert_equal
+):
+    recipe = jf.TransformerConfig(V, D, F, H, num_decoder_layers=1, positions=positions, max_len=23)
+    model, tokens = jf.DecoderOnly(recipe), np.arange(B * T).reshape(B, T) % V
+    params = random_params(model, tokens)
+    # After 17 tokens of another document, of which nothing is seen.
+    before = np.full((B, 17), 3)
+    packed = np.concatenate([before, tokens], 1), np.repeat([[1] * 17 + [2] * T], B, 0)
+    expected = model.apply({"params": params}, *packed)[:, 17:]
+    places = np.repeat(np.arange(17, 17 + T)[None], B, 0)
+    assert_equal(model.apply({"params": params}, tokens, positions=places), expected)
+    for beyond in (places + 2, places - 18):
+        with pytest.raises(ValueError, match="were given, but they must be 0 to 22"):
+            model.apply({"params": params}, tokens, positions=beyond)
+    traced = jax.jit(lambda at: model.apply({"params": params}, tokens, positions=at))
+    assert np.isnan(traced(places + 2)[:, -1]).all() and np.isfinite(traced(places)).all()
+
+
+def test_an_array_with_another_number_of_axes_is_refused_and_no_examples_are_none(
+    x, params, misuse
+):
+    model = jf.DecoderOnly(RECIPE)
+    for module in (ATTENTION, BLOCK, jf.Encoder(1, H, F)):
+        with pytest.raises(ValueError, match=r"x has the shape \(5, 12\), but must be \[B, T, D\]"):
+            module.init(jax.random.key(0), x[0])
+    with pytest.raises(ValueError, match=r"ids has the shape \(5,\), but must be \[B, T\]"):
+        model.apply({"params": params}, np.ones(T, int))
+    assert model.apply({"params": params}, np.ones((0, T), int)).shape == (0, T, V)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_flax_tabulates_the_operations_of_each_family(scan_layers):
+    tokens = np.ones((B, T), int)
+    for family, inputs in (
+        (jf.DecoderOnly, (tokens,)),
+        (jf.EncoderOnly, (tokens,)),
+        (jf.MaskedLanguageModel, (tokens,)),
+        (jf.EncoderDecoder, (tokens, tokens)),
+    ):
+        model = family(replace(RECIPE, scan_layers=scan_layers))
+        options = {"compute_flops": True, "console_kwargs": {"width": 250}}
+        table = nn.tabulate(model, jax.random.key(0), **options)(*inputs)
+        assert "MultiHeadAttention" in table and "Total" in table
+
+
+def test_a_step_of_decoding_is_exported_and_read_again(params, assert_equal):
+    model, tokens = jf.DecoderOnly(RECIPE), np.ones((B, 1), int)
+    cache = model.apply({"params": params}, B, max_length=T, method="init_cache")
+    step = jf.make_step_fn(model, params)
+    exported = jax.export.export(jax.jit(step))(tokens, cache)
+    again = jax.export.deserialize(exported.serialize())
+    (logits, ours), (expected, theirs) = again.call(tokens, cache), step(tokens, cache)
+    assert_equal(logits, expected)
+    assert type(ours) is type(theirs) and ours.layers[0].groups == (B, 1)
+    jax.tree.map(assert_equal, ours, theirs)
+
+
+def test_the_repr_of_a_recipe_is_code():
+    for recipe in (RECIPE, jf.LLAMA3_8B, replace(RECIPE, positions=jf.Rotary(scaling=jf.Yarn()))):
+        assert eval(repr(recipe), vars(jf.config)) == recipe
+
+
+@pytest.mark.parametrize(
+    ("module", "inputs", "message"),
+    [
+        (
+            jf.Block(H, F, attention_options=WINDOW),
+            "x",
+            r"give AttentionMask\(causal=True, w",
+        ),
+        (jf.Encoder(1, H, F, attention_options=WINDOW), "x", "attention_options.window=3, but an"),
+        (
+            jf.EncoderOnly(replace(RECIPE, attention=WINDOW)),
+            "ids",
+            "attention.window=3, but an enc",
+        ),
+        (jf.DecoderOnly(replace(RECIPE, pooler="tanh")), "ids", "pooler='tanh' and .*num_types=0"),
+        (
+            jf.DecoderOnly(replace(RECIPE, embeddings=jf.EmbeddingOptions(num_types=2))),
+            "ids",
+            "pooler='none' and embeddings.num_types=2 are of an encoder alone",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(module, inputs, message, x):
+    with pytest.raises(jf.ConfigError, match=message):
+        module.init(jax.random.key(0), x if inputs == "x" else np.ones((B, T), int))

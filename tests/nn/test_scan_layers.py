@@ -167,3 +167,31 @@ def test_a_folder_of_transformers_holds_the_same_model(tmp_path, random_params):
     jf.save_pretrained(tmp_path / "gpt2", model, jf.stack_blocks(params))
     found = jf.load_pretrained(tmp_path / "gpt2")
     jax.tree.map(np.testing.assert_array_equal, found.params, params)
+
+
+class Counting(jf.Block):
+    """A block that sows a number for the loss."""
+
+    def __call__(self, x, *args, **options):
+        self.sow("losses", "mean", x.mean(axis=(1, 2)))
+        return super().__call__(x, *args, **options)
+
+
+def test_what_a_block_sows_is_kept_with_an_axis_of_layers(rng, random_params, assert_equal):
+    tokens = rng.integers(0, 17, (2, 5))
+    sizes = {"d_model": 12, "d_ff": 13, "num_heads": 3, "num_decoder_layers": 3}
+    scanned = jf.DecoderOnly(jf.TransformerConfig(17, **sizes, scan_layers=True), block=Counting)
+    listed = scanned.clone(config=replace(scanned.config, scan_layers=False))
+    params = random_params(scanned, tokens)
+
+    def total(params, model):
+        _, sown = model.apply({"params": params}, tokens, mutable=["losses"])
+        return sum(map(jnp.sum, jax.tree.leaves(sown["losses"]))), sown["losses"]
+
+    (value, sown), slope = jax.value_and_grad(total, has_aux=True)(params, scanned)
+    (expected, _), slopes = jax.value_and_grad(total, has_aux=True)(
+        jf.unstack_blocks(params), listed
+    )
+    assert_equal(value, expected)
+    assert sown["decoder"]["stacked_blocks"]["mean"][0].shape == (3, 2)
+    jax.tree.map(assert_equal, jf.unstack_blocks(slope), slopes)

@@ -179,7 +179,8 @@ def products_with_float32(attention_fn, length=9):
         assert logits.dtype == jnp.float32
         return cross_entropy(logits, tokens, tokens == 0)[0]
 
-    text = jax.jit(jax.grad(total)).lower(params).as_text()
+    lowered = jax.jit(jax.grad(total)).trace(params).lower(lowering_platforms=("cuda",))
+    text = lowered.as_text()
     operands = re.findall(r"dot_general.*: \((\S+), (\S+)\) ->", text)
     assert len(operands) > 3
     return sum(any(x.endswith("xf32>") for x in pair) for pair in operands)

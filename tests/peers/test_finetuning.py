@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 
+from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling import finetune
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.presets import PRESETS
@@ -15,7 +16,6 @@ from experiments.language_modelling.tasks.spans import score_answers
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
-from jaxformer.training.optimizer import OptimizerConfig
 
 pytestmark = pytest.mark.peer
 transformers = pytest.importorskip("transformers", reason="needs the extra peers")

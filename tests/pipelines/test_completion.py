@@ -556,8 +556,8 @@ def test_more_prompts_than_a_program_takes_keep_their_places(tokenizer):
         ("eos", 2, "eos=2 is a int, but it must be a tuple of integers or None"),
         ("stop", ("a", ""), r"stop=\('a', ''\), but each must have at least one character"),
         ("prefill_chunk", 0, "prefill_chunk=0, but it must be at least 1"),
-        ("seed", -1, "seed=-1, but it must be at least 0"),
-        ("seed", 2**32, "seed=4294967296, but it must be below"),
+        ("seed", -1, r"seed=-1, but it must be in \[0, 4294967296\)"),
+        ("seed", 2**32, "seed=4294967296, but it must be in"),
     ],
 )
 def test_options_that_cannot_be_are_refused(name, value, message):

@@ -113,6 +113,7 @@ def test_settings_of_the_value_are_the_defaults_and_a_call_changes_them(systems)
         ((), {"beams": 2}, "'beams' is not a setting of this call: give at_max_length, batch_size"),
         ((), {"beam_size": 0}, "beam_size=0, but it must be at least 1"),
         ((SamplingConfig(),), {}, "is not a setting of this call: give a SearchConfig or Translat"),
+        ((SearchConfig(), SearchConfig(beam_size=3)), {}, "several SearchConfig were given: give"),
     ],
 )
 def test_a_setting_of_another_call_is_refused_with_those_of_this_one(

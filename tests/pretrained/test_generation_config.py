@@ -122,7 +122,7 @@ def test_bad_words_that_end_a_text_are_no_bad_words(folder):
         ({"min_length": "long"}, 'min_length="long", but it must be a whole number'),
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
         ({"do_sample": True, "temperature": 0.7}, "do_sample=true is not supported: remove it"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be positive"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be above 0"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_its_key(changes, message, folder):

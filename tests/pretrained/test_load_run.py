@@ -161,7 +161,8 @@ def test_a_run_keeps_the_parts_that_it_was_trained_with(run):
     change(folder, "training", block=block, attention_fn=attention_fn)
     change(folder, "model", positions={"type": f"{__name__}:NamedPositions", "period": 3})
     config = replace(GPT, positions=NamedPositions(period=3))
-    assert load(folder).model == DecoderOnly(config, named_attention, NamedBlock)
+    loaded = load(folder, trust_code=True)
+    assert loaded.model == DecoderOnly(config, named_attention, NamedBlock)
 
 
 LONG = {"type": "rotary", "base": 1e6, "scaling": {"type": "llama3", "factor": 8.0}}
@@ -179,20 +180,36 @@ def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(run, positions, 
 @pytest.mark.parametrize(
     ("part", "settings", "message"),
     [
-        ("model", {"positions": {"type": "spiral"}}, "type='spiral' is not supported: only no_pos"),
-        ("model", {"positions": {"base": 1e6}}, "type='' is not supported"),
-        ("model", {"positions": {"type": "rotary", "angle": 3}}, "unexpected keyword argument 'an"),
-        ("model", {"positions": [1]}, r"config.json: model: \[1\] must be an object, or the name"),
-        ("model", {"positions": {"type": "absent:X"}}, "positions='absent:X', which cannot be imp"),
-        ("training", {"block": "absent:X"}, "trained with block='absent:X', which cannot be imp"),
-        ("training", {"block": "Block"}, "trained with block='Block', which cannot be imported"),
-        ("training", {"attention_fn": f"{__name__}:X"}, f"attention_fn='{__name__}:X', which cann"),
+        (
+            "model",
+            {"positions": {"type": "spiral"}},
+            "model.positions='spiral' is unknown: give one of no_pos",
+        ),
+        (
+            "model",
+            {"positions": {"base": 1e6}},
+            "config.json: model.positions has no type: give one",
+        ),
+        (
+            "model",
+            {"positions": {"type": "rotary", "angle": 3}},
+            r"model.positions.angle is unknown \(for Rotary",
+        ),
+        ("model", {"positions": [1]}, r"model.positions is \[1\], but must be"),
+        (
+            "model",
+            {"positions": {"type": "absent:X"}},
+            "model.positions='absent:X': there is no module",
+        ),
+        ("training", {"block": "absent:X"}, "block='absent:X': there is no module"),
+        ("training", {"block": "Block"}, "block='Block' is not a name of the form"),
+        ("training", {"attention_fn": f"{__name__}:X"}, f"the module '{__name__}' has no 'X'"),
     ],
 )
 def test_parts_that_are_unknown_or_cannot_be_imported_are_named(run, part, settings, message):
     change(run[0], part, **settings)
     with pytest.raises(ConfigError, match=message):
-        load(run[0])
+        load(run[0], trust_code=True)
 
 
 def test_weights_that_are_not_the_models_are_refused(run):

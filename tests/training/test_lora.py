@@ -20,6 +20,7 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stack import stack_blocks, unstack_blocks
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.text.data import StreamBatch
+from jaxformer.training import lora
 from jaxformer.training.lora import (
     FROZEN,
     adapter_loss,
@@ -203,3 +204,16 @@ def test_targets_without_a_matrix_are_refused(targets):
     params = {"up": {"kernel": np.ones((5, 7)), "bias": np.ones(7)}}
     with pytest.raises(ConfigError, match="matches no path of a matrix, such as up/kernel"):
         add_adapters(params, jax.random.key(0), rank=2, alpha=1.0, targets=targets)
+
+
+def test_a_module_whose_name_ends_like_an_adapters_is_none(rng):
+    params = {
+        "q": {"kernel": rng.standard_normal((3, 5), np.float32)},
+        "q_lora": {"kernel": np.ones((5, 2), "f"), "a": np.ones(7, "f")},
+    }
+    adapted = lora.add_adapters(
+        params, jax.random.key(0), rank=2, alpha=3.0, targets="q/kernel$", axes=None
+    )
+    for found in (lora.merge_adapters(adapted), lora.without_adapters(adapted)):
+        jax.tree.map(np.testing.assert_array_equal, found, params)
+    assert set(lora.replace_base(adapted, params)["q"]) == {"kernel", "kernel_lora"}

@@ -10,6 +10,8 @@ from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files
 from experiments.harness.cli.exit_codes import run, sentence
+from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
+from jaxformer.config.checks import alternatives
 from jaxformer.errors import ConfigError
 from jaxformer.storage import is_in_bucket, to_path
 
@@ -73,7 +75,9 @@ def _parse(
     experiment: str,
     positional: str,
 ) -> T:
-    groups = _grouped(sys.argv[1:] if args is None else args, positional)
+    words = sys.argv[1:] if args is None else args
+    groups = _grouped(words, positional)
+    _trust_names(words, presets, groups.pop("trust_code", None))
     names = ["preset", "config", *(["resume", "continue_from"] if experiment else [])]
     files = {name: _single(name, groups.pop(name)) for name in names if name in groups}
     topics = groups.pop("help", None)
@@ -118,6 +122,18 @@ def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:
     return groups
 
 
+def _trust_names(
+    words: list[str], presets: Mapping[str, Any], trust_code: list[list[str]] | None
+) -> None:
+    """Trusts the code that the command line and the presets name, or all of it."""
+    if trust_code is not None and any(trust_code):
+        raise ConfigError("--trust_code is a flag and takes no value: write it last")
+    given = [word.partition("=")[2] or word for word in words]
+    trust(*filter(is_import_name, given), trust_code=trust_code is not None)
+    for preset in presets.values():
+        trust(*(found.name for found in names_in(to_plain(preset))))
+
+
 def _single(name: str, uses: list[list[str]]) -> str:
     if len(uses[-1]) != 1:
         raise ConfigError(f"--{name} takes one value, but {len(uses[-1])} were given")
@@ -138,6 +154,7 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
         run = str(config_files.split_step(parent)[0])
     path = run or files.get("config")
     fields = config_files.read_object(to_path(path)) if path else {}
+    check_trusted(fields, path or "")
     named = fields.pop("preset", None)
     name = chosen or named or next(iter(presets))
     if name not in presets:
@@ -168,9 +185,9 @@ def _location(path: str, experiment: str) -> dict[str, str]:
 def _own_parts(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
     """The settings of the parts of your own that `groups` name."""
     own: dict[str, Any] = {}
-    for name in [name for name in groups if config_files.part_kinds(kinds.get(name))]:
+    for name in [name for name in groups if plain.part_kinds(kinds.get(name))]:
         word = _single(name, groups[name])
-        part = config_files.find_part(kinds[name], word, f"--{name}")
+        part = plain.find_part(kinds[name], word, f"--{name}")
         own |= {} if part == word else config_files.settings(part, f"{name}.")
     return own
 
@@ -194,7 +211,7 @@ def _values(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> 
                 raise ConfigError(
                     f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
                 )
-        elif config_files.part_kinds(kinds[name]):
+        elif plain.part_kinds(kinds[name]):
             values[name] = _single(name, uses)
         elif _is_list(kinds[name]):
             values[name] = config_files.from_words(kinds[name], sum(uses, []), f"--{name}")
@@ -204,5 +221,4 @@ def _values(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> 
 
 
 def _is_list(kind: Any) -> bool:
-    kinds = typing.get_args(kind) if config_files.is_union(kind) else (kind,)
-    return any(typing.get_origin(each) in (tuple, list) for each in kinds)
+    return any(typing.get_origin(each) in (tuple, list) for each in alternatives(kind))

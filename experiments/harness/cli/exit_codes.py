@@ -1,7 +1,9 @@
 """Exit codes of commands, and one sentence for what went wrong."""
 
 import contextlib
+import contextvars
 import gc
+import io
 import logging
 import os
 import re
@@ -26,6 +28,7 @@ from jaxformer.errors import (
 )
 
 _TERMINATED = 128 + signal.SIGTERM
+_STOPPED = {128 + x: x.name for x in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, 2),
     (MissingExtra, 2),
@@ -52,8 +55,9 @@ def run(main: Callable[[], None]) -> int:
     early, as `head` does, is no error.
     """
     try:
+        _show_all_characters()
         with _terminable(), _plain_warnings():
-            main()
+            contextvars.copy_context().run(main)  # what a command trusts ends with it
             sys.stdout.flush()
         return 0
     except SystemExit as end:
@@ -67,6 +71,13 @@ def run(main: Callable[[], None]) -> int:
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         return code
+
+
+def _show_all_characters() -> None:
+    """Lets an output of few characters, such as one in ASCII, show ? for others."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
 
 
 def exit_code(error: BaseException) -> int:
@@ -150,8 +161,8 @@ def _advice(error: BaseException) -> str:
 
 
 def _exit_status(end: SystemExit) -> int:
-    if end.code == _TERMINATED:
-        print("stopped by SIGTERM", file=sys.stderr)
+    if end.code in _STOPPED:
+        print(f"stopped by {_STOPPED[end.code]}", file=sys.stderr)
     if end.code is None or isinstance(end.code, int):
         return end.code or 0
     print(f"error: {end.code}", file=sys.stderr)

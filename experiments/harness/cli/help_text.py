@@ -12,7 +12,8 @@ from functools import cache
 from itertools import pairwise
 from typing import Any
 
-from experiments.harness.cli.config_files import has_setting, part_kinds, part_name, shown
+from experiments.harness.cli.config_files import has_setting
+from jaxformer.config.plain import part_kinds, part_name, shown
 from jaxformer.errors import ConfigError
 
 RUN = "run"
@@ -101,7 +102,7 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
 
 
 def about(description: str, presets: Mapping[str, Any], chosen: str, experiment: str) -> str:
-    """The description of a command, and of --preset, --config, --resume and --continue_from."""
+    """The description of a command, and of the options that are no settings."""
     text = ""
     if len(presets) > 1:
         text += f"--preset NAME chooses the defaults: {', '.join(presets)}. Those shown are of "
@@ -111,6 +112,7 @@ def about(description: str, presets: Mapping[str, Any], chosen: str, experiment:
     if experiment:
         text += " --resume RUN goes on with the run in the folder RUN, --continue_from RUN with a "
         text += "new run from its state."
+    text += " --trust_code lets files and folders name Python code of their authors, which runs."
     paragraphs = [each for each in inspect.cleandoc(description).split("\n\n") if each]
     return "\n".join(map(wrapped, [*paragraphs, text]))
 

@@ -14,7 +14,7 @@ from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.kernel_cycles import Schedules, take_schedules
 from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
-from jaxformer.config import check_at_least
+from jaxformer.config import Checked, Count
 from jaxformer.distributed import Strategy
 from jaxformer.errors import is_out_of_memory
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
@@ -58,21 +58,18 @@ class PlannedTraining(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Decoding:
+class Decoding(Checked):
     """The texts that are decoded together with `--programs decode`.
 
     The number of new tokens, the beams and the types are those of sampling, search and model.
     """
 
-    texts: int = 1
+    texts: Count = 1
     """Texts that are continued, or sentences that are translated, at the same time."""
-    prompt_length: int = 1
+    prompt_length: Count = 1
     """Tokens of each prompt, or of each source sentence."""
     int8: bool = False
     """Weights of 8 bits."""
-
-    def __post_init__(self):
-        check_at_least(self, 1, "texts", "prompt_length")
 
 
 class DecodingProgram(NamedTuple):

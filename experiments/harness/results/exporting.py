@@ -11,6 +11,7 @@ from experiments.harness.results.groups import read_json
 from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from jaxformer import optional_dependencies
+from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, save_pretrained
@@ -111,7 +112,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
         *("model", "objective", "optimizer", "training"),
         *("search", "translation", "sampling", "completion"),
     )
-    written = cli.config_files.plain(config)
+    written = to_plain(config)
     settings = {name: value for name, value in written.items() if name in groups}
     return _template().render(
         task=run.task,

@@ -22,7 +22,7 @@ from jaxformer.errors import ConfigError, DataError
 
 _FREE = (
     *("name", "runs", "sweep", "training.seed"),
-    *("verbose", "profile", "compilation_cache_dir", "text_cache_dir", "coordinator", "process_id"),
+    *("verbose", "profile", "text_cache_dir", "coordinator", "process_id"),
     *("training.log_every", "training.metrics", "training.loggers", "training.prefetch"),
 )
 """Settings that runs of one group may differ in: the seed, folders, and what is only logged."""

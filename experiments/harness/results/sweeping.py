@@ -17,6 +17,7 @@ from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from jaxformer.checkpoint.lock import lock
+from jaxformer.config import from_plain, plain, to_plain
 from jaxformer.errors import ConfigError
 
 Overrides = dict[str, Any]
@@ -49,7 +50,7 @@ class Sweep(NamedTuple):
         A cell that was scored with another beam size or test text is not: `train` scores it again.
         """
         folder = self.folder_of(cell)
-        wanted = shared_settings(config_files.flat(config_files.plain(self.cells[cell])))
+        wanted = shared_settings(config_files.flat(to_plain(self.cells[cell])))
         try:
             return read_result(folder) if shared_settings(settings_of(folder)) == wanted else None
         except ConfigError:
@@ -86,7 +87,7 @@ def name_cells(
     first = config.training.seed
     cells: list[Overrides] = [
         {**variant, _SEED: seed}
-        for variant in config_files.plain(list(variants))
+        for variant in to_plain(list(variants))
         for seed in ([variant[_SEED]] if _SEED in variant else range(first, first + seeds))
     ]
     fields = dict.fromkeys(field for cell in cells for field in cell)
@@ -110,17 +111,14 @@ def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> 
     made with other settings, and for a cell with settings that contradict each other.
     """
     folder = run_folder.folder_of(config.runs, "sweeps", config.name)
-    caches = {  # those of RUNS, as a cell in RUNS/sweeps/NAME names them
-        name: str(Path("..", "..", getattr(config, name)))
-        for name in ("compilation_cache_dir", "text_cache_dir")
-        if getattr(config, name)
-    }
-    base = replace(config, runs=str(folder), sweep=config.name, **caches)
+    texts = config.text_cache_dir  # of RUNS, as a cell in RUNS/sweeps/NAME names it
+    texts = str(Path("..", "..", texts)) if texts else ""
+    base = replace(config, runs=str(folder), sweep=config.name, text_cache_dir=texts)
     configs = {
         name: replace(config_files.with_overrides(base, overrides), name=name)
         for name, overrides in cells.items()
     }
-    path, settings = folder / SWEEP, config_files.plain(config)
+    path, settings = folder / SWEEP, to_plain(config)
     before = config_files.read_object(path) if path.exists() else {}
     stored = before if any(folder.glob("*/*/checkpoints/[0-9]*")) else {}
     if stored:
@@ -191,10 +189,10 @@ def _type_of(config: Any, field: str) -> Any:
 
 def _read(kind: Any, field: str, text: str) -> Any:
     """`text` as a value of the type `kind`, in plain JSON; a part by its name."""
-    if config_files.part_kinds(kind):
-        config_files.build(kind, text, field)  # refuses an unknown name
+    if plain.part_kinds(kind):
+        from_plain(kind, text, field)  # refuses an unknown name
         return text
-    return config_files.plain(config_files.from_words(kind, [text], field), kind)
+    return to_plain(config_files.from_words(kind, [text], field), kind)
 
 
 def _word(value: Any) -> str:

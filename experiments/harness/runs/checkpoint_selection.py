@@ -10,7 +10,7 @@ from experiments.harness.runs import distributed, run_files
 from experiments.harness.runs.distributed import ProcessOptions
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints, manifest
-from jaxformer.config import check_choices
+from jaxformer.config import Natural
 from jaxformer.distributed import (
     Strategy,
     agreed,
@@ -50,7 +50,7 @@ class RunOptions(ProcessOptions):
     """Weights to load: final (chosen when training ended; before: the newest), best (of the best
     validation), last (of the newest step), average (mean of the last steps) or ema (moving
     average)."""
-    step: int | None = None
+    step: Natural | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
     mesh: str = ""
     """The division of the weights of a model that is too large for one device, such as tensor=4 or
@@ -58,7 +58,6 @@ class RunOptions(ProcessOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        check_choices(self)
         parse_mesh(self.mesh)
         if self.step is not None and self.checkpoint in ("best", "average"):
             raise ConfigError(

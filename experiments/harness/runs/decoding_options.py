@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from experiments.harness.runs import checkpoint_selection
 from jaxformer import storage
-from jaxformer.config import check_at_least, dotted_fields
+from jaxformer.config import Checked, Natural, Positive, dotted_fields
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
@@ -20,20 +20,17 @@ _OF_SEARCH = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions:
+class DecodingOptions(Checked):
     """Settings of decoding; None, and a beam size of 0, are the run's own."""
 
-    beam_size: int = 0
+    beam_size: Natural = 0
     """Beam size; 0: the run's."""
     length_penalty: float | None = None
     """Exponent of the length penalty of beam search; None: the run's."""
-    no_repeat_ngram_size: int | None = None
+    no_repeat_ngram_size: Natural | None = None
     """No run of so many tokens occurs twice in a text; 0: any may; None: as the run says."""
-    repetition_penalty: float | None = None
+    repetition_penalty: Positive | None = None
     """Above 1, tokens that a text already holds become less likely; None: as the run says."""
-
-    def __post_init__(self):
-        check_at_least(self, 0, "beam_size")
 
     def search(self, config: SearchConfig) -> SearchConfig:
         """The run's `config` with the values of these options."""

@@ -16,11 +16,12 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.runs import lost_process
 from jaxformer import distributed
+from jaxformer.config import Checked, Count, Natural, to_plain
 from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
-class ProcessOptions:
+class ProcessOptions(Checked):
     """The processes that compute a command together."""
 
     rare_options: ClassVar = ("distributed", "coordinator", "num_processes", "process_id")
@@ -29,12 +30,13 @@ class ProcessOptions:
     """Joins the processes that the cluster (SLURM, Cloud TPU, ...) has started."""
     coordinator: str = ""
     """HOST:PORT of process 0, where no cluster provides it; empty: none."""
-    num_processes: int | None = None
+    num_processes: Count | None = None
     """Number of processes, given with --coordinator only."""
-    process_id: int | None = None
+    process_id: Natural | None = None
     """Number of this process, from 0, given with --coordinator only."""
 
     def __post_init__(self):
+        super().__post_init__()
         if self.distributed and self._is_placed:
             raise ConfigError(
                 "distributed=True reads coordinator, num_processes and process_id from the "
@@ -76,7 +78,7 @@ def joined(config: ProcessOptions) -> Iterator[None]:
         return
     if not jax.distributed.is_initialized():  # another run may have joined before, as of a sweep
         distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
-    settings = config_files.flat(config_files.plain(config))
+    settings = config_files.flat(to_plain(config))
     settings.pop("process_id")
     kind = {"experiment": type(config).__name__, "count of settings": len(settings)}
     distributed.assert_processes_agree(kind)

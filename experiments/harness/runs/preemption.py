@@ -6,8 +6,9 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from itertools import count
+from typing import Any
 
 from jax.experimental.multihost_utils import reached_preemption_sync_point
 
@@ -17,17 +18,39 @@ from experiments.harness.runs import distributed
 
 
 def asked_to_stop() -> AbstractContextManager[Callable[[], bool]]:
-    """Within it, the first SIGTERM or SIGINT only makes the yielded function return True.
+    """Within it, the first signal of `SIGNALS` only makes the yielded function return True.
 
-    Call it once after each step. The loop then saves and leaves, and the process ends with code
-    143 or 130. A second signal ends the process at once. Of several processes it is enough that
-    one gets a signal: the function returns True in all of them after the same step, and only
-    SIGINT counts as a second signal. The previous handlers are restored on leaving.
+    Call it once after each step. The loop then saves and leaves, and the process ends with 128 plus
+    the signal's number. A second SIGTERM or SIGINT ends the process at once. Of several processes
+    it is enough that one gets a signal: the function returns True in all of them after the same
+    step, and only SIGINT counts as a second signal. SIGHUP and SIGUSR1 that are ignored at the
+    start, as by nohup, stay so. The previous handlers are restored on leaving. Outside the main
+    thread, which alone may have handlers, nothing asks.
     """
+    if threading.current_thread() is not threading.main_thread():
+        return nullcontext(lambda: False)
     return _asked_together() if distributed.is_several() else _asked_alone()
 
 
-_SIGNALS = signal.SIGTERM, signal.SIGINT
+SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+"""Requests to stop: of the system, the keyboard, a terminal that closes, and a job's time limit."""
+_AT_ONCE = signal.SIGTERM, signal.SIGINT
+
+
+def _heeded() -> list[signal.Signals]:
+    """`SIGNALS` without those that nohup ignores.
+
+    A shell ignores SIGINT for whatever it starts in the background: that one is heard.
+    """
+    ignored = [number for number in SIGNALS if signal.getsignal(number) is signal.SIG_IGN]
+    return [number for number in SIGNALS if number in _AT_ONCE or number not in ignored]
+
+
+def _leave_terminal() -> None:
+    """Writes to nowhere: a terminal that has closed takes no more words."""
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
 
 
 @contextmanager
@@ -45,19 +68,24 @@ def _asked_alone() -> Iterator[Callable[[], bool]]:
 
     def answer() -> None:
         while number := reader.recv(1):
-            if number[0] not in _SIGNALS:
+            if number[0] not in handlers:
                 continue
             asked.append(number[0])
             if len(asked) > 1:
-                display.show_cursor()
-                os._exit(128 + number[0])
+                if number[0] in _AT_ONCE:
+                    display.show_cursor()
+                    os._exit(128 + number[0])
+                continue
+            if number[0] == signal.SIGHUP and is_on_terminal:
+                _leave_terminal()
             name = signal.Signals(number[0]).name
             cli.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
 
     def note(number: int, frame: object) -> None:
         seen.append(number)
 
-    handlers = {number: signal.signal(number, note) for number in _SIGNALS}
+    is_on_terminal = sys.stdout.isatty() or sys.stderr.isatty()
+    handlers: dict[int, Any] = {number: signal.signal(number, note) for number in _heeded()}
     wakeup = signal.set_wakeup_fd(writer.fileno())
     thread = threading.Thread(target=answer, name="signals", daemon=True)
     thread.start()
@@ -86,9 +114,12 @@ def _asked_together() -> Iterator[Callable[[], bool]]:
 
     def interrupt(number: int, frame: object) -> None:
         if asked:
-            raise SystemExit(128 + number)
+            if number == signal.SIGINT:
+                raise SystemExit(128 + number)
+            return
         asked.append(number)
-        cli.say("SIGINT: saving soon; once more to quit now", sys.stderr)
+        name = signal.Signals(number).name
+        cli.say(f"{name}: saving soon; SIGINT to quit now", sys.stderr)
         signal.raise_signal(signal.SIGTERM)
 
     def stop() -> bool:
@@ -97,11 +128,13 @@ def _asked_together() -> Iterator[Callable[[], bool]]:
             ending.append(asked[0] if asked else signal.SIGTERM)
         return bool(ending)
 
-    terminate, previous = signal.getsignal(signal.SIGTERM), signal.signal(signal.SIGINT, interrupt)
+    terminate = signal.getsignal(signal.SIGTERM)
+    others = [number for number in _heeded() if number != signal.SIGTERM]  # that one is JAX's
+    handlers = {number: signal.signal(number, interrupt) for number in others}
     try:
         yield stop
     finally:
-        signal.signal(signal.SIGINT, previous)
-        signal.signal(signal.SIGTERM, terminate)
+        for number, handler in (handlers | {signal.SIGTERM: terminate}).items():
+            signal.signal(number, handler)
     if ending:
         raise SystemExit(128 + ending[0])

@@ -21,6 +21,7 @@ from experiments.harness.cli import config_files
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import EventFile, Loggers
 from jaxformer import optional_dependencies, storage
+from jaxformer.config import check_trusted, from_plain, is_import_name, record_trusted, to_plain
 from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
@@ -48,15 +49,16 @@ def open_run(
     own, these too. Of several processes the first one writes; `ConfigError` where not all see that.
     """
     folder = folder_of(root, experiment, name)
+    settings = to_plain(config)
+    record_trusted(settings)
     with distributed.together():
         if distributed.is_first():
-            _record(folder, config, may_differ)
+            _record(folder, settings, may_differ)
     _check_shared(folder)
     return Run(folder, writes=distributed.is_first())
 
 
-def _record(folder: Path, config: Any, may_differ: Iterable[str]) -> None:
-    settings = config_files.plain(config)
+def _record(folder: Path, settings: Any, may_differ: Iterable[str]) -> None:
     begun = any((folder / "checkpoints").glob("[0-9]*"))
     if begun and (folder / "config.json").exists():
         refuse_differences(
@@ -104,8 +106,10 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
     path = storage.to_path(folder) / "config.json"
     if not path.is_file():
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
+    content = config_files.read_object(path)
+    check_trusted(content, path)
     try:
-        return config_files.build(kind, config_files.read_object(path))
+        return from_plain(kind, content)
     except ConfigError as error:
         raise ConfigError(
             f"{path}: {error}. If another version of jaxformer wrote it, use that one (env.json "
@@ -125,7 +129,7 @@ def refuse_differences(
     wrong = []
     for field in sorted(before.keys() | now.keys()):
         pair = before.get(field, "absent"), now.get(field, "absent")
-        imported = any(cli.is_import_name(text.strip('"')) for text in pair)
+        imported = any(is_import_name(text.strip('"')) for text in pair)
         if pair[0] != pair[1] and (imported or not f"{field}.".startswith(free)):
             wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
     if wrong:

@@ -2,8 +2,9 @@
 
 a.txt                           lines or documents (.gz too)
 a.tsv                           pairs: source<TAB>target
-a.jsonl, a.parquet              records with fields; .ndjson and .gz too
-hf:NAME[:CONFIG][@SPLIT]        a data set of the package `datasets`; NAME may be a folder
+a.jsonl, a.parquet              records with fields; .ndjson, .json (one a line), .gz too
+hf:NAME[:CONFIG][@SPLIT]        a data set of the package `datasets`; NAME may be a folder of files,
+                                or one that `save_to_disk` has written
 package.module:name             your own function without arguments
 """
 
@@ -12,21 +13,55 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from experiments.harness.cli import import_by_name, is_import_name
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import optional_dependencies
+from jaxformer.config import import_by_name, is_import_name
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.text.data import iterate_lines, read_tab_pairs
 
-_JSON_LINES = (".jsonl", ".jsonl.gz", ".ndjson", ".ndjson.gz")
-_TABLES = (".tsv", ".tsv.gz")
+Format = Literal["text", "table", "json lines", "parquet"]
+
+_FORMATS: dict[str, Format] = {
+    ".jsonl": "json lines",
+    ".ndjson": "json lines",
+    ".parquet": "parquet",
+    ".tsv": "table",
+}
+
+
+def format_of(path: str | os.PathLike[str]) -> Format:
+    """What a file holds, by its name; a .json file is looked into.
+
+    Raises `DataError` for a .json file that has not one record in each line.
+    """
+    name = str(path).lower().removesuffix(".gz")
+    if name.endswith(".json"):
+        _check_record_lines(Path(path))
+        return "json lines"
+    for end, kind in _FORMATS.items():
+        if name.endswith(end):
+            return kind
+    return "text"
+
+
+def _check_record_lines(path: Path) -> None:
+    first = next((line for line in iterate_lines(path) if line.strip()), "")
+    try:
+        is_record = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        is_record = False
+    if not is_record:
+        raise DataError(
+            f"{path}: a .json file must have one record, {{...}}, in each line: write it so, or "
+            "give its text in a .txt file"
+        )
 
 
 def is_record_file(path: str | os.PathLike[str]) -> bool:
-    """Whether the name of a file says that it holds records."""
-    return str(path).endswith((*_JSON_LINES, ".parquet"))
+    """Whether a file holds records."""
+    return format_of(path) in ("json lines", "parquet")
 
 
 def is_file(name: str) -> bool:
@@ -36,13 +71,18 @@ def is_file(name: str) -> bool:
 
 def is_plain(name: str) -> bool:
     """Whether `name` is that of a file of lines or documents."""
-    return is_file(name) and not is_record_file(name) and not name.endswith(_TABLES)
+    return is_file(name) and format_of(name) == "text"
 
 
 def read_texts(name: str, field: str) -> Iterator[str]:
     """The texts of `name`: its lines, or what its records have under `field`."""
     if is_plain(name):
         return iterate_lines(name)
+    if is_file(name) and format_of(name) == "table":
+        raise ConfigError(
+            f"{name} holds pairs of texts, but single texts are needed: give a file of lines, "
+            ".jsonl, .parquet, hf:NAME or package.module:name"
+        )
     return (text for (text,) in _read(name, (field,)))
 
 
@@ -51,7 +91,10 @@ def read_both(name: str, fields: tuple[str, str]) -> tuple[list[str], list[str]]
 
     Raises `ConfigError` for a file of lines, `DataError` for what cannot be read.
     """
-    source, target = zip(*iterate_both(name, fields), strict=True)
+    pairs = list(iterate_both(name, fields))
+    if not pairs:
+        raise DataError(f"{name} gave no pair of texts: give at least one")
+    source, target = zip(*pairs, strict=True)
     return list(source), list(target)
 
 
@@ -62,15 +105,27 @@ def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]
             f"parallel text needs both files, but source={name!r} and target='' were given: only "
             ".tsv, .jsonl, .parquet, hf:NAME and package.module:name hold both"
         )
-    if name.endswith(_TABLES):
+    if is_file(name) and format_of(name) == "table":
         return zip(*read_tab_pairs(name), strict=True)
     return iter(_read(name, fields))
 
 
 def identity(name: str, cache: TextCache) -> str:
-    """A text that changes with the content of `name`; your own function is called for it."""
+    """A text that changes with the content of `name`, and with how it is read.
+
+    Your own function is called for it. Raises `DataError` for a file that is not there, and for one
+    that can be read only once.
+    """
     if is_file(name):
-        return cache.name_of(Path(name))
+        path = Path(name)
+        if not path.exists():
+            raise DataError(f"{name}: cannot read the file: No such file or directory")
+        if not path.is_file():
+            raise DataError(
+                f"{name} is no regular file, and a text is read several times: write it to a file, "
+                "and give that"
+            )
+        return f"{format_of(name)} {cache.digest(path)}"
     if name.startswith("hf:"):
         return _hub_data_set(name)._fingerprint
     digest = hashlib.sha256()
@@ -91,7 +146,7 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     [('A house.', 'Ein Haus.')]
     """
     path = Path(path)
-    records = json_lines(path) if str(path).endswith(_JSON_LINES) else _parquet(path, fields)
+    records = _parquet(path, fields) if format_of(path) == "parquet" else json_lines(path)
     number = 0
     for number, record in records:
         yield tuple(_field_of(record, field, f"{path}:{number}") for field in fields)
@@ -115,7 +170,7 @@ def _read(name: str, fields: Sequence[str]) -> Iterable[tuple[str, ...]]:
     if name.startswith("hf:"):
         records = enumerate(_hub_data_set(name))
         return (tuple(_field_of(x, field, f"{name}:{i}") for field in fields) for i, x in records)
-    return _called(name) if is_import_name(name) else read_fields(name, fields)
+    return _called(name, len(fields)) if is_import_name(name) else read_fields(name, fields)
 
 
 def _field_of(record: Any, field: str, where: str) -> str:
@@ -128,7 +183,18 @@ def _field_of(record: Any, field: str, where: str) -> str:
         value = value[name]
     if not isinstance(value, str):
         raise DataError(f"{where}: the field {field!r} must hold text, got {shorten(repr(value))}")
+    if not _is_unicode(value):
+        raise DataError(f"{where}: the field {field!r} holds half of a surrogate pair: correct it")
     return value
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether `text` can be written in UTF-8, which half of a surrogate pair cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
@@ -142,12 +208,19 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
         raise DataError(f"{path}: cannot read the file: {error}") from error
 
 
-def _called(name: str) -> Iterator[tuple[str, ...]]:
-    """The texts, or tuples of texts, that the function `name` yields."""
-    for item in import_by_name(name, "data")():
+def _called(name: str, count: int | None = None) -> Iterator[tuple[str, ...]]:
+    """The texts, or tuples of `count` texts, that the function `name` yields; None: of any."""
+    items = import_by_name(name, "data")()
+    if isinstance(items, str) or not isinstance(items, Iterable):
+        raise DataError(f"{name} must give texts or pairs of texts, got {items!r:.80}")
+    for number, item in enumerate(items, start=1):
         texts = tuple(item) if isinstance(item, tuple | list) else (item,)
-        if not all(isinstance(text, str) for text in texts):
-            raise DataError(f"{name} must give texts or pairs of texts, got {item!r:.80}")
+        is_text = all(isinstance(text, str) and _is_unicode(text) for text in texts)
+        if not is_text or len(texts) != (count or len(texts)):
+            wanted = {1: "a text", 2: "a pair of texts"}.get(
+                count or 0, "a text or a pair of texts"
+            )
+            raise DataError(f"{name}, item {number}: needed {wanted}, got {shorten(repr(item))}")
         yield texts
 
 
@@ -157,6 +230,9 @@ def _hub_data_set(name: str) -> Any:
     path, _, split = name.removeprefix("hf:").partition("@")
     path, _, config = path.partition(":")
     try:
+        if any(Path(path, file).is_file() for file in ("state.json", "dataset_dict.json")):
+            saved = library.load_from_disk(path)
+            return saved[split or "train"] if isinstance(saved, dict) else saved
         return library.load_dataset(path, config or None, split=split or "train")
     except Exception as error:  # the library raises many classes
         raise DataError(

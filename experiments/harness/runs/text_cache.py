@@ -53,13 +53,6 @@ class TextCache:
             return _digest(path)
         return self.record(["file", *status], lambda: {"digest": _digest(path)})["digest"]
 
-    def name_of(self, path: Path) -> str:
-        """The digest of a file, as part of what something is made from.
-
-        It is "" where nothing is kept, and where there is no file: whoever reads it says so.
-        """
-        return self.digest(path) if self.folder is not None and path.is_file() else ""
-
     def record(self, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The JSON that `make` returns; it is called once for all that equals `made_from`."""
         if self._records is None:
@@ -138,9 +131,14 @@ def _digest(path: Path) -> str:
 
 
 def _status(path: Path) -> list[int]:
-    """Inode, size and time of modification of a file, which change when its bytes do."""
+    """Inode, size and times of a file, which change when its bytes do.
+
+    An archive may give a file any time of modification. Links, which the cache makes of ids, change
+    the time of a file's status too.
+    """
     status = path.stat()
-    return [status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns]
+    times = [status.st_mtime_ns] if path.suffix == ".tokens" else [status.st_ctime_ns]
+    return [status.st_ino, status.st_dev, status.st_size, status.st_mtime_ns, *times]
 
 
 def _key(made_from: Any) -> str:

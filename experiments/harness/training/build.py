@@ -19,7 +19,6 @@ import optax
 from flax import linen as nn
 from jaxtyping import Float
 
-from experiments.harness.cli import import_by_name, is_import_name, name_of
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training import first_contact
@@ -29,7 +28,7 @@ from experiments.harness.training.training_config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from jaxformer.config import TransformerConfig
+from jaxformer.config import TransformerConfig, import_by_name, is_import_name, name_of
 from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT

@@ -18,7 +18,7 @@ from experiments.harness.training.build import with_adapters
 from experiments.harness.training.fit import Step, fit
 from experiments.harness.training.session import TrainingRun
 from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
-from jaxformer.config import check_at_least
+from jaxformer.config import Count, Natural
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
@@ -33,9 +33,9 @@ class FinetuneOptions(LoraOptions, RunOptions):
     """The options that all fine-tuning shares."""
 
     _: KW_ONLY
-    num_train: int = 0
+    num_train: Natural = 0
     """Examples to learn from, chosen by the seed, as evenly over the labels as possible; 0: all."""
-    batch_size: int = 16
+    batch_size: Count = 16
     """Rows of a batch."""
     output: str = ""
     """A file that receives what the last model says of the test examples; empty: none."""
@@ -51,10 +51,6 @@ class FinetuneOptions(LoraOptions, RunOptions):
 
     def __post_init__(self):
         super().__post_init__()
-        RunOptions.__post_init__(self)
-        check_at_least(self, 0, "num_train")
-        check_at_least(self, 1, "batch_size")
-        check_at_least(self.optimizer, 1, "total_steps")
 
 
 def result_folder(options: FinetuneOptions, experiment: str) -> Path:

@@ -4,7 +4,6 @@
 """
 
 import json
-import os
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,7 +24,6 @@ from experiments.harness.training.early_stopping import StoppingMetric, stopping
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
-from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device
@@ -148,18 +146,10 @@ def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
     The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
     the setup a heap of its own, which returns its large memory to the system after each step.
     """
-    setup = setup_process(_programs(config))
+    # Compiled programs are code: they never come from a folder that may be a stranger's.
+    setup = setup_process(datasets.cache_folder() / "programs")
     with display.opened():
         yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
-
-
-def _programs(config: RunConfig) -> Path | None:
-    """The folder of compiled programs, which is on this machine."""
-    if not config.compilation_cache_dir:
-        return None
-    folder = storage.to_path(os.path.join(config.runs, config.compilation_cache_dir))
-    in_bucket = storage.is_in_bucket(folder)
-    return datasets.cache_folder() / "programs" if in_bucket else folder.absolute()
 
 
 def choose_devices(

@@ -5,11 +5,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
-from experiments.harness.cli import is_import_name
 from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import storage
-from jaxformer.config import check_at_least, check_choices, check_fraction, check_pattern
+from jaxformer.config import (
+    Checked,
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    Pattern,
+    Seed,
+    is_import_name,
+)
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
@@ -21,46 +29,42 @@ GatherAt = Literal["step", "use"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoraOptions:
+class LoraOptions(Checked):
     """Low-rank adapters (LoRA) that are trained in place of the weights that a run starts from."""
 
-    lora_rank: int = 0
+    lora_rank: Natural = 0
     """Rank of the adapters; 0 trains all weights."""
-    lora_alpha: float = 16.0
+    lora_alpha: NonNegative = 16.0
     """The adapters' product is multiplied by lora_alpha / lora_rank."""
-    lora_targets: str = "blocks.*/kernel$"
+    lora_targets: Pattern = "blocks.*/kernel$"
     """Regular expression; matrices in whose path it is found get an adapter. Default: all of the
     blocks; (query|value)/kernel$ takes those of the paper."""
-
-    def __post_init__(self):
-        check_at_least(self, 0, "lora_rank", "lora_alpha")
-        check_pattern(self, "lora_targets")
 
 
 @dataclass(frozen=True)
 class TrainingConfig(LoraOptions):
     """Settings of a training. Intervals are in steps; 0 switches one off."""
 
-    grad_accumulation: int = 1
+    grad_accumulation: Count = 1
     """Parts of a batch whose gradients are summed one after the other before each update, on one
     device; N devices, which share the rows, take N times fewer."""
-    ema_decay: float = 0.0
+    ema_decay: Fraction = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the initial parameters, the order of the data and dropout."""
-    log_every: int = 100
+    log_every: Natural = 100
     """Steps between two lines of metrics; 0 logs the last step only."""
-    save_every: int = 1_000
+    save_every: Natural = 1_000
     """Steps between two checkpoints; 0 saves the last step only."""
-    evaluate_every: int = 1_000
+    evaluate_every: Natural = 1_000
     """Steps between two evaluations on the validation text; 0: none before the end."""
-    patience: int = 0
+    patience: Natural = 0
     """Evaluations in a row without a better result after which training ends; 0: never."""
     early_stopping_metric: str = ""
     """Validation score that patience and --checkpoint best go by; empty: BLEU, or the loss."""
     early_stopping_mode: Literal["auto", "min", "max"] = "auto"
     """Whether a smaller or a larger score is better; auto: known by its name, such as _loss."""
-    average_checkpoints: int = 5
+    average_checkpoints: Count = 5
     """The result is the mean of this many last checkpoints, or the best one if it is better."""
     attention_fn: str = "reference"
     """Function of attention: reference, blockwise, cudnn, gpu_flash, tpu_flash,
@@ -72,9 +76,9 @@ class TrainingConfig(LoraOptions):
     """Your own block of the model as package.module:name; empty: the library's."""
     loss: str = ""
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
-    z_loss: float = 0.0
+    z_loss: NonNegative = 0.0
     """Weight of log(Z)^2 of each token's softmax in the loss (PaLM: 1e-4); 0 disables it."""
-    r_drop: float = 0.0
+    r_drop: NonNegative = 0.0
     """Weight of R-Drop's divergence between two passes with dropout (1 to 5); 0: one pass."""
     metrics: tuple[str, ...] = ()
     """Your own metrics of each evaluation, as package.module:name."""
@@ -84,17 +88,18 @@ class TrainingConfig(LoraOptions):
     """The part that the backward pass computes again to save memory; blocks saves the most."""
     gather_at: GatherAt = "step"
     """When parameters divided by fsdp are gathered: once a step, or at each use to save memory."""
-    loss_chunk: int = 0
+    loss_chunk: Natural = 0
     """Tokens per logits chunk on each device; 0 disables chunking."""
-    prefetch: int = 2
+    prefetch: Natural = 2
     """Batches that a thread reads and copies to the devices ahead of the steps; 0: none."""
 
     def __post_init__(self):
         super().__post_init__()
-        check_choices(self)
-        check_at_least(self, 1, "grad_accumulation", "average_checkpoints")
-        check_at_least(self, 0, "loss_chunk", "z_loss", "r_drop", "prefetch")
-        check_fraction(self, "ema_decay")
+        if self.patience and not self.evaluate_every:
+            raise ConfigError(
+                f"patience={self.patience} counts evaluations, but evaluate_every=0 makes none: "
+                "give --training.evaluate_every"
+            )
         check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
         if self.block and self.remat != "none":
             raise ConfigError(
@@ -140,7 +145,6 @@ class DeviceChoice(ProcessOptions):
     """The mesh of --strategy sharded, such as data=2,fsdp=2,tensor=2; empty: all along data."""
 
     def __post_init__(self):
-        check_choices(self)
         super().__post_init__()
         if self.asks_for_several and self.strategy == "single":
             raise ConfigError(
@@ -170,9 +174,6 @@ class RunConfig(DeviceChoice):
     continue_from: str = ""
     """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
     state and step are taken over, the schedule is that of these options. Empty: none."""
-    compilation_cache_dir: str = "programs"
-    """Folder in `runs` that keeps compiled programs for the next start, for `runs` in a bucket in
-    the user's cache; empty: none is kept."""
     text_cache_dir: str = "texts"
     """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
     sweep: str = ""

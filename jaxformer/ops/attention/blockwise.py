@@ -13,6 +13,7 @@ from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.spec import FLASH_RESIDUALS
+from jaxformer.ops.dense import summed_in_float32
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
@@ -139,7 +140,7 @@ def _add(x: Array, part: Array, i: Array) -> Array:
 
 def _product(equation: str, *operands: Array) -> Array:
     """`jnp.einsum` with sums in float32."""
-    return jnp.einsum(equation, *operands, preferred_element_type=jnp.float32)
+    return summed_in_float32(partial(jnp.einsum, equation), *operands)
 
 
 def _logits(plan: _Plan, x: _Inputs, i: Array, j: Array):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Float32
 
-from jaxformer.ops.dense import matmul
+from jaxformer.ops.dense import matmul, summed_in_float32
 from jaxformer.ops.dropout import Dropout
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
@@ -38,8 +38,9 @@ def reference(
     """
     (batch, queries, heads, size), (keys, groups) = q.shape, k.shape[1:3]
     allowed = mask.materialize(queries, keys)
-    q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, -1, size), k.transpose(0, 2, 3, 1)
-    logits = matmul(q, k, preferred_element_type=jnp.float32)  # [B, K, Q, S]
+    rows = heads // groups * queries
+    q, k = jnp.swapaxes(q, 1, 2).reshape(batch, groups, rows, size), k.transpose(0, 2, 3, 1)
+    logits = summed_in_float32(matmul, q, k)  # [B, K, Q, S]
     logits = logits.reshape(batch, heads, queries, keys) * scale
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
@@ -54,6 +55,6 @@ def reference(
         weights = on_weights(weights)
     if dropout is not None:
         weights = dropout(weights)
-    weights = weights.astype(v.dtype).reshape(batch, groups, -1, keys)
+    weights = weights.astype(v.dtype).reshape(batch, groups, rows, keys)
     out = matmul(weights, jnp.swapaxes(v, 1, 2))  # [B, K, Q, Hv]
-    return jnp.swapaxes(out.reshape(batch, heads, queries, -1), 1, 2)
+    return jnp.swapaxes(out.reshape(batch, heads, queries, v.shape[-1]), 1, 2)

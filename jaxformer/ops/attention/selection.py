@@ -164,6 +164,17 @@ class AutoAttention:
         self._on_select = on_select
         self._accept = accept
 
+    def __eq__(self, other: object) -> bool:
+        """Whether `other` selects alike: then a jitted function of a model is traced once."""
+        return isinstance(other, AutoAttention) and self._settings == other._settings
+
+    def __hash__(self) -> int:
+        return hash(self._settings)
+
+    @property
+    def _settings(self) -> tuple[Any, Any]:
+        return self._on_select, self._accept
+
     def __call__(
         self,
         q: Float[Array, "B T N H"],

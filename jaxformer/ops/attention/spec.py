@@ -132,7 +132,7 @@ class AttentionSpec:
         softcap: float | None = None,
     ) -> "AttentionSpec":
         """The spec of a call with these arguments."""
-        check_mask(mask)
+        check_mask(mask, (len(q), q.shape[1], k.shape[1]))
         dtypes = sorted({str(x.dtype) for x in (q, k, v)})
         return cls(
             batch=q.shape[0],

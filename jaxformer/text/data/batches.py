@@ -181,7 +181,10 @@ def check_ids(name: str, ids: Int[Array, "..."], vocab_size: int) -> None:
 
     Nothing is checked inside `jax.jit`: call it where the array is made.
     """
-    values = np.asarray(ids)
+    try:
+        values = np.asarray(ids)
+    except TypeError:  # an array that JAX traces
+        return
     if values.dtype.kind not in "iu":
         raise DataError(f"{name} must hold integer ids, got {values.dtype}")
     wrong = values[(values < 0) | (values >= vocab_size)]

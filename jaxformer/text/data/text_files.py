@@ -12,6 +12,8 @@ from jaxformer.errors import ConfigError, DataError, shorten
 
 BLOCK_LENGTH = 1 << 17  # characters; the tokenizer needs 70 MB for them, for 1 << 20 400 MB
 
+_LEAST_UTF_16 = 8  # bytes of a line; a text may hold a NUL
+
 _SPLITS = ("file", "line", "blank_line")
 
 
@@ -167,6 +169,11 @@ def _cut(text: str, start: int, stop: int) -> int:
 def _decoded_lines(path: Path) -> Iterator[str]:
     """The lines of a file with their line feeds; `DataError` where it is not UTF-8."""
     for number, line in enumerate(raw_lines(path), start=1):
+        if len(line) >= _LEAST_UTF_16 and 3 * line.count(0) >= len(line):
+            raise DataError(
+                f"{path}:{number}: a third of the line's bytes are 0, as in UTF-16: convert the "
+                "file to UTF-8"
+            )
         try:
             yield line.decode()
         except UnicodeDecodeError as error:
