@@ -2,8 +2,7 @@
 
 EXPERIMENT is translation or language_modelling. Compiles the step, validation and decoding without
 text, weights or devices. The options are those of its train, and --target h100x8 or v5e:4x4.
---compiler cpu estimates; tpu and cuda are the targets' own compilers. --programs decode predicts a
-decoding step.
+--compiler cpu estimates; tpu and cuda are the targets' own compilers.
 """
 
 import contextlib
@@ -13,13 +12,13 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
 from importlib import metadata
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
 from experiments import registry
 from experiments.harness import cli, planning
-from experiments.harness.planning import Compiler, Decoding, PlannedTraining
+from experiments.harness.planning import Compiler, PlannedTraining
 from jaxformer.distributed import parse_mesh
 from jaxformer.errors import ConfigError
 
@@ -35,10 +34,6 @@ class PlanOptions:
     many as the mesh."""
     compiler: Compiler = "cpu"
     """The compiler: cpu estimates in seconds; tpu and cuda, the targets' own, take minutes."""
-    programs: Literal["all", "decode"] = "all"
-    """all: those of a training. decode: a decoding of the texts of --decode, its time and limit."""
-    decode: Decoding = Decoding()
-    """The texts of --programs decode."""
 
     def __post_init__(self):
         # that of the experiment's configuration, which help without an experiment does not have
@@ -67,8 +62,6 @@ def presets_of(experiment: str) -> dict[str, Any]:
 def main(config: Any) -> None:
     """Prints memory and time of a run of `config` on its target, and what to change for its memory.
 
-    With `programs` "decode" those of a decoding.
-
     `config` has the fields of `PlanOptions` besides those of the experiment. Raises `ConfigError`
     for a mesh that does not fit the devices, the batch or the parameters, and `MissingExtra`
     without the target's compiler.
@@ -77,42 +70,29 @@ def main(config: Any) -> None:
     config = training.prepare(config)
     target = planning.parse_target(config.target)
     count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
-    work, is_estimate = config.decode, config.compiler == "cpu"
+    is_estimate = config.compiler == "cpu"
     what = f"a step of {training.tokens(config):,} tokens"
-    if config.programs == "decode":
-        planned = training.decoding(config, work)
-        what = f"{work.texts:,} x {planned.prompt_length:,} + {planned.new_tokens:,} tokens"
     where = config.mesh or config.strategy
     print(f"{config.name}: {what} on {count} x {target.accelerator}, {where}")
     print(f"compiler            {_version(config.compiler)}", flush=True)
     if is_estimate:
         planning.start_devices(count)
     devices = None if is_estimate else planning.devices(target, count)
-    if config.programs == "decode":
-        decoding = planning.compile_decoding(config, training, work, target.accelerator, devices)
-        print(planning.describe_decoding(decoding, target.accelerator))
-    else:
-        _print_training(config, training, target.accelerator, count, devices)
-    if is_estimate:
-        print(planning.ASSUMPTIONS)
-
-
-def _print_training(
-    config: Any, training: PlannedTraining, accelerator: str, count: int, devices: Any
-) -> None:
     step = planning.compile_step(config, training, devices)
     report = planning.describe(
         step,
-        accelerator,
+        target.accelerator,
         flops=training.flops(config),
         tokens=training.tokens(config),
         devices=count,
         dtype=config.model.dtype,
-        estimate=devices is None,
+        estimate=is_estimate,
     )
     print(report)
-    for sentence in planning.advice(config, step, accelerator):
+    for sentence in planning.advice(config, step, target.accelerator):
         print(f"change: {sentence}")
+    if is_estimate:
+        print(planning.ASSUMPTIONS)
 
 
 def _version(compiler: Compiler) -> str:

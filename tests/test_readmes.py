@@ -24,8 +24,6 @@ COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMM
 POSITIONAL = {
     **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
-    "repeat": "line",
-    "language_modelling.scaling": "runs",
     "sweep": "experiment",
     "plan": "experiment",
 }

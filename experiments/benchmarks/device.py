@@ -28,7 +28,6 @@ from experiments.benchmarks.timing import Case, CaseFailed, seconds_of
 from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.planning.kernel_cycles import write_schedules
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.results.statistics import rounded
 from experiments.harness.results.tables import Table, plain
@@ -134,7 +133,6 @@ Measure = Callable[[], dict[str, float]]
 
 def main(options: DeviceOptions) -> None:
     """Checks, prints the table, adds to the file; exits with code 1 where a check failed."""
-    write_schedules()  # before libtpu is loaded
     with distributed.joined(options), display.opened():
         setup = setup_process()
         devices = choose_devices(options.strategy, options.mesh, setup.compiler_options)

@@ -26,7 +26,6 @@ from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
 from experiments.harness.planning import step_time
 from experiments.harness.planning.hlo import Program
-from experiments.harness.planning.kernel_cycles import take_schedules
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.build import build_model, init_params
 from experiments.harness.training.flops import causal_flops, seq2seq_flops
@@ -283,7 +282,7 @@ def planned_seconds(
     selections = getattr(model.attention_fn, "selections", [])
     specs = [selection.spec for selection in selections]
     program = Program(compiled.as_text() or "")
-    return step_time(program, name, specs, take_schedules()).total
+    return step_time(program, name, specs).total
 
 
 def torch_step(work: StepWork) -> Case:

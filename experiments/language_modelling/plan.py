@@ -1,24 +1,25 @@
 """The programs of a language model that `experiments.plan` compiles, and the FLOPs of a step."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import numpy as np
 
-from experiments.harness.planning import Decoding, DecodingProgram, PlannedTraining
+from experiments.harness.planning import PlannedTraining
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
 from jaxformer.decoding import Prompts
 from jaxformer.distributed import Strategy
-from jaxformer.errors import ConfigError
 from jaxformer.pipelines.batching import prefix_length, sliding_round
 from jaxformer.pipelines.continuation import Round, continue_ids
 from jaxformer.text.data import MaskedBatch, StreamBatch
+
+_PROMPT = 17
+"""Tokens of a prompt that is continued."""
 
 
 def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
@@ -68,52 +69,34 @@ def others(
     if config.objective == "masked":
         return programs
     count = max(len(config.prompts), 1)
-    sliding = replace(config, completion=replace(config.completion, overflow="slide"))
-    program = decoding(sliding, Decoding(texts=count, prompt_length=17))
-    return programs | {f"sampling of {count}": partial(program.lower, model, devices, params)}
+    lower = partial(_lower_sampling, config, count, model, devices, params)
+    return programs | {f"sampling of {count}": lower}
 
 
-def decoding(config: LanguageConfig, work: Decoding) -> DecodingProgram:
-    """The continuation of prompts, or a round of it where their contexts slide.
-
-    Raises `ConfigError` for a masked model, and for prompts that do not fit its context.
-    """
-    if config.objective == "masked":
-        raise ConfigError(
-            "--programs decode is for models that decode, but objective='masked' predicts hidden "
-            "tokens: leave --programs out"
-        )
-    prompt, length = work.prompt_length, config.sampling.max_new_tokens
+def _lower_sampling(
+    config: LanguageConfig, texts: int, model: Any, devices: Strategy, params: Any
+) -> jax.stages.Lowered:
+    """Lowers the continuation of `texts` prompts, or a round of it where their contexts slide."""
+    prompt, length = _PROMPT, config.sampling.max_new_tokens
     max_len = config.model.max_len
-    if prompt + length > max_len and config.completion.overflow == "slide":
-        prompt, length = sliding_round(max_len)
     if prompt + length > max_len:
-        raise ConfigError(
-            f"prompt_length={prompt} and max_new_tokens={length} are more than max_len={max_len} "
-            "tokens: give a smaller --decode.prompt_length or --sampling.max_new_tokens, or "
-            "--completion.overflow slide"
-        )
-
+        prompt, length = sliding_round(max_len)
     before = prefix_length(prompt, length, max_len)
-
-    def lower(model: Any, devices: Strategy, params: Any) -> jax.stages.Lowered:
-        zeros = np.zeros(work.texts, np.int32)
-        tokens = np.zeros((work.texts, before + 1), np.int32)
-        prompts = Prompts(zeros, zeros, zeros, step_offset=np.int32(0))
-        inputs = Round(tokens, zeros, prompts, jax.random.key(0), None)
-        with devices.active():
-            return continue_ids.lower(
-                model,
-                params,
-                devices.abstract_divided(inputs, ("data",)),
-                config=config.sampling,
-                eos=(),
-                length=length,
-                known=config.model.vocab_size,
-                chunk=config.completion.prefill_chunk,
-            )
-
-    return DecodingProgram(prompt, length, before + length, lower)
+    zeros = np.zeros(texts, np.int32)
+    tokens = np.zeros((texts, before + 1), np.int32)
+    prompts = Prompts(zeros, zeros, zeros, step_offset=np.int32(0))
+    inputs = Round(tokens, zeros, prompts, jax.random.key(0), None)
+    with devices.active():
+        return continue_ids.lower(
+            model,
+            params,
+            devices.abstract_divided(inputs, ("data",)),
+            config=config.sampling,
+            eos=(),
+            length=length,
+            known=config.model.vocab_size,
+            chunk=config.completion.prefill_chunk,
+        )
 
 
 TRAINING = PlannedTraining(
@@ -125,5 +108,4 @@ TRAINING = PlannedTraining(
     flops=flops_of,
     tokens=tokens_of,
     others=others,
-    decoding=decoding,
 )

@@ -8,14 +8,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.harness.planning import Decoding, DecodingProgram, PlannedTraining
+from experiments.harness.planning import PlannedTraining
 from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
 from experiments.translation.teacher import with_logits
 from jaxformer.distributed import Strategy
-from jaxformer.errors import ConfigError
 from jaxformer.pipelines import max_target_length, translate_ids
 from jaxformer.pipelines.batching import padded_length
 from jaxformer.text.data import Bucket, PairBatch
@@ -61,36 +60,25 @@ def others(
     rows = -(-rows // config.training.grad_accumulation)
     pairs = _pairs(source, target, rows)
     sentences = config.translation.batch_size
-    program = decoding(config, Decoding(texts=sentences, prompt_length=source))
     evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
     return {
         "validation": lambda: evaluate.lower(params, devices.abstract_divided(pairs)),
-        f"beam search of {sentences}": partial(program.lower, model, devices, params),
+        f"beam search of {sentences}": partial(_lower_search, config, model, devices, params),
     }
 
 
-def decoding(config: TranslationConfig, work: Decoding) -> DecodingProgram:
-    """The beam search of sentences; `ConfigError` for longer ones than the model's."""
-    if work.prompt_length > config.model.max_len:
-        raise ConfigError(
-            f"prompt_length={work.prompt_length} tokens of a sentence, but max_len="
-            f"{config.model.max_len}: give a smaller --decode.prompt_length or a larger "
-            "--model.max_len"
-        )
-    size = padded_length(work.prompt_length, config.model.max_len)
+def _lower_search(
+    config: TranslationConfig, model: Any, devices: Strategy, params: Any
+) -> jax.stages.Lowered:
+    """Lowers the beam search of a batch of the longest sentences."""
+    size = padded_length(config.model.max_len, config.model.max_len)
     length = max_target_length(config.model, size, config.search, config.translation)
-    search = replace(config.search, max_new_tokens=length)
-
-    def lower(model: Any, devices: Strategy, params: Any) -> jax.stages.Lowered:
-        source = np.zeros((work.texts, size), np.int32)
-        arrays = source, np.ones(work.texts, np.int32)
-        with devices.active():
-            divided = devices.abstract_divided(arrays, ("data",))
-            return translate_ids.lower(model, params, *divided, search=search)
-
-    # Keys and values of the source are held once for all beams.
-    cached = length * search.beam_size + size
-    return DecodingProgram(work.prompt_length, length, cached, lower)
+    sentences = config.translation.batch_size
+    arrays = np.zeros((sentences, size), np.int32), np.ones(sentences, np.int32)
+    with devices.active():
+        divided = devices.abstract_divided(arrays, ("data",))
+        search = replace(config.search, max_new_tokens=length)
+        return translate_ids.lower(model, params, *divided, search=search)
 
 
 def _pairs(source: int, target: int, rows: int) -> PairBatch:
@@ -111,5 +99,4 @@ TRAINING = PlannedTraining(
     flops=flops_of,
     tokens=tokens_of,
     others=others,
-    decoding=decoding,
 )

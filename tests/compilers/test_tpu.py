@@ -13,8 +13,6 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from experiments import plan
-from experiments.harness import cli, planning
 from jaxformer import DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
@@ -116,23 +114,3 @@ def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):
         assert kernels == 3, "of one layer: forward, again, and backward"
         assert counts(program)["mosaic"] == 3 * layers
     assert seconds[32] <= 1.5 * seconds[4], seconds
-
-
-@pytest.mark.parametrize("chip", ["v5e", "v6e"])
-def test_a_decoding_step_on_each_chip_takes_little_longer_than_reading_weights_and_cache(
-    tpu_devices, chip
-):
-    """Compiled, not run; products on the vector unit made it 5 times as long, for 32 texts 7."""
-    tpu_devices("v5e:2x2")  # skips without the compiler
-    words = f"""
-        --experiment language_modelling --preset gpt2_124m --compiler tpu --target {chip}
-        --programs decode --decode.texts 2 --sampling.max_new_tokens 511
-    """
-    config = cli.parse(plan.presets_of("language_modelling"), words.split())
-    devices = planning.devices(planning.parse_target(chip), 1)
-    training = plan.training_of("language_modelling")
-    decoding = planning.compile_decoding(config, training, config.decode, chip, devices)
-    assert decoding.step is not None and decoding.step.total < 2.5 * decoding.limit
-    # bfloat16; 124 M parameters but for the positions, of which a step reads a row a text
-    assert decoding.weights == pytest.approx(2 * 123.6e6, rel=0.02)
-    assert decoding.cache == 2 * 511 * 12 * 2 * 768 * 2

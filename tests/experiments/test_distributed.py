@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.runs import distributed, lost_process
+from experiments.harness.runs import distributed
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
 from jaxformer.storage import to_path
@@ -97,8 +97,7 @@ def test_a_signal_to_one_stops_both_a_lost_one_is_named_and_a_run_in_a_bucket_go
     first, _ = sent(1, signal.SIGKILL)
     # it waits in a collective until JAX's runtime ends it, or the collective fails
     assert first.code in (1, -signal.SIGABRT), first
-    if "gloo::EnforceNotMet" not in first.err:  # else it has ended before it could say more
-        assert "process 1" in first.err, first
+    if first.code == 1:
         assert "start the same command again on all hosts, or on another number" in first.err
     finished(*begin_two(text, f"{words} --runs {runs}", apart=True))
     whole = text / "whole" / "translation" / "tiny"
@@ -155,26 +154,15 @@ def test_what_one_of_two_cannot_do_ends_both_with_its_code_and_a_sentence(text):
     assert not (text / "other").exists() and not list(text.rglob(".start-*"))
 
 
-def test_the_process_that_died_is_named_though_its_last_sign_was_read_after_the_fault(monkeypatch):
-    clock = [100.0]
-    monkeypatch.setattr(lost_process.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(lost_process.time, "sleep", lambda s: clock.append(clock.pop() + s))
-    signs = lost_process._Signs()
-    signs._seen = {"jaxformer/signs/0": ("9", 105.9), "jaxformer/signs/1": ("7", 101.9)}
-    with pytest.raises(SystemExit, match=r"has died \(process 1\), or its connection has"):
-        with lost_process.explained(signs.silent):
-            raise ValueError("Gloo AllGather failed: Connection closed by peer")
-
-
 def test_a_step_that_fails_because_another_process_is_gone_ends_with_that_sentence(capsys):
     def step(text):
-        with lost_process.explained(lambda seconds: [1, 3]):
+        with distributed.lost_process_explained():
             raise jax.errors.JaxRuntimeError(text)
 
     gone = "UNKNOWN: Gloo all-reduce failed:\nConnection reset by peer"
     assert cli.run(lambda: step(gone)) == 1
     assert capsys.readouterr().err == (
-        "error: another process has died (process 1, 3), or its connection has: start the same "
+        "error: another process has died, or its connection has: start the same "
         "command again on all hosts, or on another number of them: it resumes from the newest "
         "checkpoint (UNKNOWN: Gloo all-reduce failed: Connection reset by peer)\n"
     )

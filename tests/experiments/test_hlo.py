@@ -1,6 +1,5 @@
 """Programs read from their text: how often instructions run, what they compute, move and send."""
 
-import re
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -11,15 +10,8 @@ import pytest
 
 from experiments.harness.planning import StepMemory, counting, describe
 from experiments.harness.planning.compiling import OtherProgram
-from experiments.harness.planning.decoding import (
-    CompiledDecoding,
-    describe_decoding,
-    largest_costs,
-    split_at_tokens,
-)
 from experiments.harness.planning.hlo import Program, Shape, group_size
-from experiments.harness.planning.kernel_cycles import Schedule, read_schedule
-from experiments.harness.planning.step_time import step_time, visited_blocks
+from experiments.harness.planning.step_time import seen_keys, step_time
 from jaxformer.ops.attention import AttentionSpec, select
 from jaxformer.ops.attention.spec import DeviceInfo
 
@@ -172,73 +164,35 @@ SPEC = AttentionSpec(
 )  # fmt: skip
 
 
-# As libtpu writes it: a line is a cycle, here those that branch alone. The step stands between 20
-# and 920, in it a part at the beginning of a row, the two ways to visit a block, and the end.
-KERNEL = """\
-     0   :  { %7 = vsyncpa [#allocation5], 0  ;;  %s1 = inlined_call_operand.hbm [shape: bf16[3,4,1024,64], index: 0, kind: input, shape index: {}] /* input window allocation for operator input 0. The window shape is bf16[1,1,512,64], while the full shape is bf16[3,4,1024,64]. */  ;;  %s2 = inlined_call_operand.hbm [shape: bf16[3,4,1024,64], index: 1, kind: input, shape index: {}] /* input window allocation for operator input 1. The window shape is bf16[1,1,256,64], while the full shape is bf16[3,4,1024,64]. */ }
-   0xa LB: > { %s8 = sphi 0 } /* Start region 77 */
-  0x14   : > { %1 = sbr.rel (%p8) target bundleno = 920 (0x398), region = 122 }
-  0x1e   : > { %2 = sbr.rel (%p1) target bundleno = 80 (0x50), region = 12 }
-  0x5a   : > { %3 = sbr.rel (%p2) target bundleno = 290 (0x122), region = 13 }
-  0x64   : > { %4 = sbr.rel (%p2) target bundleno = 280 (0x118), region = 19 }
- 0x12c   : > { %5 = sbr.rel (%p3) target bundleno = 800 (0x320), region = 14 }
- 0x32a   : > { %6 = sbr.rel (%p4) target bundleno = 910 (0x38e), region = 15 }
- 0x3a2   : > { %p11 = scmp.ge.s32.totalorder %s8, 98 /* loop exit test */  ;;  %18 = sbr.rel (!%p11) target bundleno = 10 (0xa), region = 77 }
- 0x3a4   :  { %5066 = vsyncpa [#allocation6 + $0x1], 1 }
-"""  # noqa: E501
-# 3 examples x 4 heads x 2 blocks of queries x 4 of keys
-SCHEDULE = Schedule(
-    96, ((1024, 512), (1024, 256)), step=921 - 50 - 200 - 500 - 100, whole=500, cut=500, row=0
-)
-
-
-def test_the_schedule_of_a_kernel_is_divided_into_steps_blocks_and_rows():
-    rows = 50 + 200 + 100
-    assert read_schedule(KERNEL) == SCHEDULE._replace(row=rows)
-    other = KERNEL.replace("target bundleno = 290", "target bundleno = 391")
-    assert read_schedule(other) == SCHEDULE._replace(whole=301, row=150, step=SCHEDULE.step - 101)
-    assert read_schedule(KERNEL.replace("98 /*", "%s9 /*")) is None
-
-
-def test_a_loop_within_a_part_of_a_kernel_is_not_its_grid():
-    at, *rest = KERNEL.splitlines(keepends=True)
-    inner = " 0x340 : > { %1 = scmp.ge %s3, 2 /* loop exit test */ }\n"
-    inner += " 0x341 : > { %9 = sbr.rel (!%p9) target bundleno = 820 (0x334) }\n"
-    *before, last, end = rest
-    assert read_schedule("".join((at, *before, inner, last, end))) == read_schedule(KERNEL)
-
-
-def test_the_step_of_a_kernel_of_one_step_is_the_whole_schedule():
-    once = "     0   :  { %1 = vld }\n   0x7   :  { %2 = vst }\n"
-    assert read_schedule(once) == Schedule(1, (), step=8, whole=0, cut=0, row=0)
-
-
-def test_flash_attention_visits_the_blocks_that_are_not_hidden():
-    assert visited_blocks(SCHEDULE, [SPEC]) == [(0, 2), (2, 2)]
-    assert visited_blocks(SCHEDULE, [replace(SPEC, window=257)]) == [(0, 2), (0, 3)]
-    assert visited_blocks(SCHEDULE, [replace(SPEC, window=768)]) == [(0, 2), (1, 3)]
-    assert visited_blocks(SCHEDULE, [replace(SPEC, causal=False)]) == [(4, 0), (4, 0)]
-    short = replace(SPEC, queries=1000, keys=1000, causal=False)
-    assert visited_blocks(SCHEDULE, [short]) == [(3, 1), (3, 1)]
-    longer = SCHEDULE._replace(windows=((1536, 512), (1280, 256)))
-    spec = replace(SPEC, queries=1152, keys=1152)
-    assert visited_blocks(longer, [spec]) == [(0, 2), (2, 2), (4, 1)]
-    assert visited_blocks(SCHEDULE, []) == [(1, 0)]
-    visited = SCHEDULE._replace(row=11, whole=300).cycles([(0, 2), (2, 2)])
-    assert visited == 96 * SCHEDULE.step + 3 * 4 * (2 * 300 + 4 * 500 + 2 * 11)
-
-
-def test_the_time_of_a_step_adds_what_has_no_cycles(tpu):
-    key = "flash", 3 * ("bf16[3,4,1024,64]",)
-    time = step_time(tpu, "v5e", [SPEC], {key: SCHEDULE})
+def test_attention_takes_its_flops_at_the_peak_and_what_has_no_cycles_is_added(tpu):
+    time = step_time(tpu, "v5e", [SPEC])
     assert time.cycles == 40 * 1_100
     assert time.kernels == pytest.approx(44_000 / 1.5e9)
-    assert time.attention == pytest.approx(SCHEDULE.cycles([(0, 2), (2, 2)]) / 1.5e9)
+    seen = 1025 / 2
+    assert time.attention == pytest.approx(4 * 3 * 4 * 1024 * 64 * seen / 197e12)
     assert time.collectives == pytest.approx(40 * (2 * 42 + 28 * 11 * 4) * 3 / 4 / 0.9e11)
     assert time.total == pytest.approx(time.kernels + time.attention + time.collectives)
-    assert time.uncounted == ()
-    unknown = step_time(tpu, "v5e", [SPEC], {})
-    assert (unknown.uncounted, unknown.attention) == (("flash",), 0.0)
+    assert step_time(tpu, "v5e", []).attention == 0
+    backward = Program(TPU.replace("jit(step)/jvp(Net)/splash", "jit(step)/transpose(jvp(Net))/s"))
+    assert step_time(backward, "v5e", [SPEC]).attention == pytest.approx(2.5 * time.attention)
+
+
+def test_a_query_sees_the_keys_that_the_positions_leave():
+    assert seen_keys(replace(SPEC, causal=False)) == 1024
+    short = replace(SPEC, queries=5, keys=7)
+    assert seen_keys(short) == 3 and seen_keys(replace(short, causal=False)) == 7
+    assert seen_keys(replace(short, window=2)) == (1 + 4 * 2) / 5
+
+
+def test_work_counts_what_a_loop_runs_as_often_as_it_runs(tpu):
+    done = counting.work(tpu)
+    # the product [3, 5, 7] x [3, 11, 7], which a TPU writes as a convolution along the batch
+    assert done.flops == 40 * 2 * 3 * 5 * 11 * 7
+    slice_of_40 = 2 * 1000 * 128 * 4 + 4  # read and written, and an index
+    once = Program(TPU.replace("constant(40)", "constant(1)"))
+    looped, single = done.bytes, counting.work(once).bytes
+    in_loop = (looped - single) / 39
+    assert single - in_loop == pytest.approx(slice_of_40 + 4 * 3 * 4 * 1024 * 64 * 2 + 40, abs=64)
 
 
 SLICES = """\
@@ -253,7 +207,7 @@ ENTRY %main (a: f32[1000,128]) -> f32[1000,128] {
 
 
 def test_what_goes_to_another_slice_takes_the_time_of_the_network():
-    time = step_time(Program(SLICES), "v5e", (), {})
+    time = step_time(Program(SLICES), "v5e", ())
     assert time.total == time.between_slices == pytest.approx(512_000 / 3.125e9)
 
 
@@ -262,14 +216,13 @@ def test_a_report_says_what_the_program_holds(tpu):
     memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33)
     step: Any = SimpleNamespace(
         program=tpu,
-        schedules={},
         memory=memory,
         seconds=61.0,
         shortage="",
         attention=[("blockwise", selection)],
         others=[
-            OtherProgram("validation", 2_500_000_000, [("tpu_flash", selection)]),
-            OtherProgram("averaging", 31_000_000_000, []),
+            OtherProgram("validation", 2_500_000_000, [("tpu_flash", selection)], tpu),
+            OtherProgram("averaging", 31_000_000_000),
         ],
     )
     text = describe(step, "v5e", flops=197e11, tokens=1_000, devices=2, dtype="bfloat16")
@@ -279,17 +232,18 @@ def test_a_report_says_what_the_program_holds(tpu):
         "compiled in         61 s; compiled is not run",
         "memory per device   9.66 GB of 16.91 GB that JAX may use on v5e: fits",
         "    2.50 GB  validation, attention by tpu_flash",
+        "         80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
         "   31.00 GB  averaging: DOES NOT FIT",
+        "  of the program    1.848e+05 FLOPs of products on all devices, without",
         "work per step       1.970e+13 FLOPs by the equations",
         "    512.00 kB      1 x f32[1000,128]",
-        "  not counted       flash",
         "attention           blockwise, for",
         "                    auto selects tpu_flash, because: the fastest that",
         "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
         "        1       40 B     4  reduce-scatter s32, asynchronous, once",
     ):
         assert line in text, line
-    time = step_time(tpu, "v5e", [SPEC], {}).total
+    time = step_time(tpu, "v5e", [SPEC]).total
     assert f"MFU {197e11 / time / (2 * 197e12):.1%}" in text
 
 
@@ -303,79 +257,4 @@ def test_a_program_of_this_machine_is_read():
     (sine,) = (run for run in program.executed if "sin" in run.instruction.op_name.split("/"))
     assert (str(sine.instruction.shapes[0]), sine.times) == ("f32[2,13]", 5)
     assert not program.unknown_loops
-
-
-DECODE = """\
-HloModule jit_continue_ids, is_scheduled=true
-
-%layer.1 (t: (f32[8])) -> (f32[8]) {
-  ROOT %l = f32[8]{0} fusion(),
-    metadata={op_name="jit(go)/Net.step/blocks_1/while/body/up"},
-    backend_config={"estimated_cycles":"1000"}
-}
-
-%step.2 (t: (f32[8])) -> (f32[8]) {
-  %a = f32[8]{0} fusion(),
-    metadata={op_name="jit(go)/while/body/Net/blocks_0/down"},
-    backend_config={"estimated_cycles":"30"}
-  %b = f32[8]{0} fusion(),
-    metadata={op_name="jit(go)/while/body/Net/blocks_1/down"},
-    backend_config={"estimated_cycles":"40"}
-  ROOT %c = f32[8]{0} fusion(),
-    metadata={op_name="jit(go)/while/body/Net/head"},
-    backend_config={"estimated_cycles":"50"}
-}
-
-ENTRY %main (a: f32[8]) -> f32[8] {
-  %a = f32[8]{0} parameter(0)
-  %read = f32[8]{0} while(%a), condition=%c.1, body=%layer.1,
-    metadata={op_name="jit(go)/Net.step/blocks_1/while"},
-    backend_config={"known_trip_count":{"n":"3"}}
-  %write = f32[8]{0} while(%a), condition=%c.2, body=%step.2,
-    metadata={op_name="jit(go)/while"},
-    backend_config={"known_trip_count":{"n":"17"}}
-  ROOT %out = f32[8]{0} fusion(),
-    metadata={op_name="jit(go)/gather"},
-    backend_config={"estimated_cycles":"7"}
-}
-"""
-
-
-def test_a_step_of_decoding_is_a_pass_of_the_loop_over_tokens_alone():
-    outside, step = split_at_tokens(Program(DECODE))
-    assert step_time(step, "v5e", (), {}).cycles == 30 + 40 + 50
-    assert step_time(outside, "v5e", (), {}).cycles == 3 * 1000 + 7
-    assert largest_costs(step) == [("Net/blocks_*/down", 70), ("Net/head", 50)]
-
-
-def test_a_report_of_decoding_fits_in_80_columns_and_names_time_limit_and_costs():
-    outside, step = split_at_tokens(Program(DECODE))
-    decoding = CompiledDecoding(
-        texts=3,
-        is_estimate=False,
-        seconds=61.0,
-        memory=17_000_000_000,
-        temporary=5_000_000_000,
-        shortage="",
-        attention=[("reference", select(SPEC, DeviceInfo("tpu", "TPU v5 lite")))],
-        weights=20e9,
-        cache=4e9,
-        limit=24e9 / 800e9,
-        prompt=step_time(outside, "v5e", (), {}),
-        step=step_time(step, "v5e", (), {})._replace(kernels=0.042),
-        costs=[("x/" * 60 + "down", 70)],
-    )
-    text = describe_decoding(decoding, "v5e")
-    assert max(map(len, text.splitlines())) <= 80
-    for line in (
-        "compiled in         61 s; compiled is not run",
-        "memory per device   17.00 GB of 16.91 GB that JAX may use on v5e: DOES NOT FIT",
-        "limit of a step     30 ms: to read weights (20.00 GB) + cache (4.00 GB)",
-        "time of a step      42 ms, 1.40 x the limit: a prediction, never measured",
-        "speed               71 tokens per second of all texts",
-        "x/x/down",
-    ):
-        assert line in text, line
-    assert re.search(r"^ +70  58.3%  \.\.", text, re.MULTILINE)
-    faster = decoding._replace(step=step_time(step, "v5e", (), {}))
-    assert "time of a step      30 ms, 1.00 x the limit" in describe_decoding(faster, "v5e")
+    assert counting.work(program).flops == 5 * 2 * 2 * 13 * 13

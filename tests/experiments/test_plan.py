@@ -303,39 +303,6 @@ def test_a_quick_estimate_is_a_share_of_what_this_compiler_needs_also_with_a_sof
     assert 1.0 < flops / language_plan.flops_of(config) < 1.5
 
 
-def test_the_limit_of_a_decoding_step_is_to_read_weights_and_cache_once():
-    words = "--decode.texts 3 --decode.prompt_length 5 --sampling.max_new_tokens 11"
-    config = language_config(f"{LANGUAGE} --data.batch_size 2 {words}")
-    planned = planning.compile_decoding(config, language_plan.TRAINING, config.decode, "v5e")
-    head, block, norms = 280 * 16, 4 * 16**2 + 3 * 16 * 24, 3 * 16
-    assert planned.weights == 4 * (head + block + norms)
-    padded = 23 - 11  # of 4 tokens before the last to 16, of which 11 new ones leave 12
-    assert planned.cache == 4 * 3 * (padded + 11) * 2 * 16
-    assert planned.limit == (planned.weights + planned.cache) / 800e9
-    assert planned.step is None and planned.memory > planned.temporary > planned.cache
-
-
-def test_the_cache_of_beams_holds_the_source_once():
-    config = translation_config(f"{TRANSLATION} --model.num_encoder_layers 1 --search.beam_size 3")
-    work = planning.Decoding(texts=2, prompt_length=7)
-    planned = translation_plan.decoding(config, work)
-    assert planned.new_tokens == 16 + config.translation.max_extra_tokens
-    assert planned.cached_tokens == 3 * planned.new_tokens + 16
-
-
-def test_prompts_that_do_not_fit_are_planned_in_rounds_or_refused():
-    config = language_config("--preset shakespeare_char_cpu")  # 500 new tokens, 64 positions
-    planned = language_plan.decoding(config, planning.Decoding(prompt_length=17))
-    assert (planned.prompt_length, planned.new_tokens, planned.cached_tokens) == (32, 32, 64)
-    refusing = language_config("--preset shakespeare_char_cpu --completion.overflow refuse")
-    with pytest.raises(ConfigError, match="prompt_length=1 and max_new_tokens=500 are more than"):
-        language_plan.decoding(refusing, planning.Decoding())
-    with pytest.raises(ConfigError, match="prompt_length=24 tokens of a sentence, but max_len=23"):
-        translation_plan.decoding(translation_config(TRANSLATION), planning.Decoding(1, 24))
-    with pytest.raises(ConfigError, match="is for models that decode, but objective='masked'"):
-        language_plan.decoding(language_config("--preset bert_tiny"), planning.Decoding())
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [

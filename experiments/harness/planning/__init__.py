@@ -2,16 +2,9 @@
 
 from experiments.harness.planning.compiling import (
     CompiledStep,
-    Decoding,
-    DecodingProgram,
     PlannedTraining,
     StepMemory,
     compile_step,
-)
-from experiments.harness.planning.decoding import (
-    CompiledDecoding,
-    compile_decoding,
-    describe_decoding,
 )
 from experiments.harness.planning.report import ASSUMPTIONS, advice, describe
 from experiments.harness.planning.step_time import step_time
@@ -26,20 +19,15 @@ from experiments.harness.planning.targets import (
 
 __all__ = [
     "ASSUMPTIONS",
-    "CompiledDecoding",
     "CompiledStep",
     "Compiler",
-    "Decoding",
-    "DecodingProgram",
     "PlannedTraining",
     "StepMemory",
     "Target",
     "advice",
     "check_compiler",
-    "compile_decoding",
     "compile_step",
     "describe",
-    "describe_decoding",
     "devices",
     "parse_target",
     "start_devices",

@@ -11,10 +11,8 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.harness.planning.hlo import Program
-from experiments.harness.planning.kernel_cycles import Schedules, take_schedules
 from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
-from jaxformer.config import Checked, Count
 from jaxformer.distributed import Strategy
 from jaxformer.errors import is_out_of_memory
 from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
@@ -40,8 +38,8 @@ class PlannedTraining(NamedTuple):
     a pretrained folder says of the model. `batch(config)` is a batch of zeros with the largest
     shape; `build_model(config)` the model; `assemble(config, model, batch, devices)` gives what
     makes the initial state, and the step. A step has `flops(config)` and `tokens(config)`.
-    `others(config, model, devices, params)` lowers the other programs of a run, by their names,
-    `decoding(config, work)` describes how it decodes `work`.
+    `others(config, model, devices, params)` are functions that lower the other programs of a run,
+    by name.
     """
 
     presets: dict[str, Any]
@@ -54,34 +52,6 @@ class PlannedTraining(NamedTuple):
     flops: Callable[[Any], int]
     tokens: Callable[[Any], int]
     others: Callable[[Any, Any, Strategy, Any], dict[str, Callable[[], jax.stages.Lowered]]]
-    decoding: Callable[[Any, "Decoding"], "DecodingProgram"]
-
-
-@dataclass(frozen=True)
-class Decoding(Checked):
-    """The texts that are decoded together with `--programs decode`.
-
-    The number of new tokens, the beams and the types are those of sampling, search and model.
-    """
-
-    texts: Count = 1
-    """Texts that are continued, or sentences that are translated, at the same time."""
-    prompt_length: Count = 1
-    """Tokens of each prompt, or of each source sentence."""
-    int8: bool = False
-    """Weights of 8 bits."""
-
-
-class DecodingProgram(NamedTuple):
-    """A program that decodes `new_tokens` of each text after `prompt_length`, padded as it is run.
-
-    The cache of a text has `cached_tokens` then. `lower(model, devices, params)` lowers it.
-    """
-
-    prompt_length: int
-    new_tokens: int
-    cached_tokens: int
-    lower: Callable[[Any, Strategy, Any], jax.stages.Lowered]
 
 
 class StepMemory(NamedTuple):
@@ -111,9 +81,13 @@ class OtherProgram(NamedTuple):
 
     name: str
     memory: int
-    """The bytes that a device needs while the program runs, those of the whole state with them."""
-    attention: list[tuple[str, Selection]]
-    """As that of `CompiledStep`."""
+    """The bytes that a device needs while the program runs, with the whole state."""
+    attention: list[tuple[str, Selection]] = []
+    """The name of the attention function, and what would be selected, of each call."""
+    program: Program | None = None
+    """None where nothing is compiled: averaging adds up pieces of files."""
+    shortage: str = ""
+    """The compiler's words where the program does not fit, else ""."""
 
 
 @dataclass(frozen=True)
@@ -132,8 +106,6 @@ class CompiledStep:
     """The compiler's time."""
     attention: list[tuple[str, Selection]]
     """The name of the attention function, and what would be selected, of each call."""
-    schedules: Schedules
-    """Those of a TPU's Mosaic kernels, else empty."""
     compile_others: Callable[[], Iterator[OtherProgram]]
     temporary_share: float = 1.0
     """The share of the compiler's temporary memory that the target needs."""
@@ -146,7 +118,7 @@ class CompiledStep:
     @cached_property
     def program(self) -> Program:
         """The compiled program, read from its text."""
-        return Program(self.compiled.as_text() or "" if self.compiled else "")
+        return read_program(self.compiled)
 
     @cached_property
     def memory(self) -> StepMemory:
@@ -226,7 +198,6 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
     start = time.perf_counter()
     compiled, shortage = compile_lowered(lowered, options)
     seconds, calls = time.perf_counter() - start, list(attention.calls)
-    schedules = take_schedules()
 
     def compile_others() -> Iterator[OtherProgram]:
         params = getattr(state, config.training.result_tree)
@@ -239,15 +210,18 @@ def compile_step(config: Any, training: PlannedTraining, devices: Any = None) ->
                 counted: Any = program.memory_analysis()
                 memory = held - bytes_per_device(params) + counted.argument_size_in_bytes
                 memory += counted.temp_size_in_bytes + counted.output_size_in_bytes
-            yield OtherProgram(name, memory, list(attention.calls))
+            yield OtherProgram(name, memory, list(attention.calls), read_program(program), shortage)
         # At the end the state is gone: the best parameters, and the mean that is being read.
-        yield OtherProgram("averaging", 2 * bytes_per_device(state.params), [])
+        yield OtherProgram("averaging", 2 * bytes_per_device(state.params))
 
     shards = strategy.num_shards
     share = TPU_SHARE if devices is None else 1.0
-    return CompiledStep(
-        state, compiled, shortage, shards, seconds, calls, schedules, compile_others, share
-    )
+    return CompiledStep(state, compiled, shortage, shards, seconds, calls, compile_others, share)
+
+
+def read_program(compiled: jax.stages.Compiled | None) -> Program:
+    """The instructions of a compiled program; none where there is no program."""
+    return Program(compiled.as_text() or "" if compiled else "")
 
 
 def compile_lowered(lowered: Any, options: Any = None) -> tuple[jax.stages.Compiled | None, str]:

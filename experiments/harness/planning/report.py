@@ -13,6 +13,7 @@ from experiments.harness.planning.counting import (
     between_slices,
     collectives,
     largest_arrays,
+    work,
 )
 from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.step_time import step_time
@@ -45,10 +46,11 @@ def describe(
     dtype: str,
     estimate: bool = False,
 ) -> str:
-    """the report of a step of `tokens` tokens and `flops` FLOPs on all `devices`.
+    """Report of one step, and of the other programs of the run: memory, work and time per device.
 
-    `estimate`: the step was compiled by the CPU's compiler, so its memory is about the target's,
-    and its program is not.
+    A step of all `devices` has `tokens` and, by the model's equations, `flops`.
+    `estimate`: the CPU's compiler compiled it, so its memory is about the target's, and its program
+    is not.
     """
     peak = devices * getattr(ACCELERATORS[accelerator], dtype)
     lines = [f"compiled in         {step.seconds:.0f} s; compiled is not run"]
@@ -58,6 +60,14 @@ def describe(
     lines += _memory_lines(step, accelerator, "MAY NOT FIT" if estimate else "DOES NOT FIT")
     lines.append(f"work per step       {flops:.3e} FLOPs by the equations")
     if not estimate:
+        done = work(step.program)
+        lines.append(
+            f"  of the program    {devices * done.flops:.3e} FLOPs of products on all devices, "
+            "without"
+        )
+        lines.append(
+            f"                    attention kernels; {gigabytes(done.bytes)} moved per device"
+        )
         lines += attention_lines(step.attention)
         lines += _collective_lines(step.program)
     if estimate or accelerator not in TPUS:
@@ -86,11 +96,13 @@ def _other_lines(step: CompiledStep, accelerator: str, estimate: bool) -> list[s
         names = sorted({name for name, _ in program.attention})
         by = f", attention by {' and '.join(names)}" if names and not estimate else ""
         lines.append(f"  {gigabytes(program.memory):>9}  {program.name}{by}{fits}")
+        if program.program and not estimate:
+            lines += [f"  {line}" for line in _collective_rows(program.program)]
     return lines
 
 
 def describe_shortage(text: str, accelerator: str) -> str:
-    """the compiler's reason `text` that a step does not fit, and the largest arrays it names."""
+    """Reason why the step does not fit, with its largest arrays."""
     needed = re.search(r"\(([\d.]+[KMGT]?)\) exceeds available HBM \(([\d.]+[KMGT]?)\)", text)
     first = text.partition("\n")[0]
     lines = [
@@ -143,7 +155,7 @@ def advice(config: Any, step: CompiledStep, accelerator: str) -> list[str]:
 
 
 def gigabytes(size: float) -> str:
-    """bytes in a decimal unit: 1.50 GB is 1.5e9 bytes."""
+    """Formats bytes in decimal units: 1.5e9 -> "1.50 GB"."""
     for unit, one in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= one:
             return f"{size / one:.2f} {unit}"
@@ -182,22 +194,32 @@ def attention_lines(attention: Sequence[tuple[str, Selection]]) -> list[str]:
 
 
 def _collective_lines(program: Program) -> list[str]:
+    rows = _collective_rows(program)
+    if not rows:
+        return ["collectives         none"]
+    lines = [
+        "collectives         (times per step, bytes per device and step, devices, kind)",
+        *rows,
+    ]
+    if sent := between_slices(program):
+        lines.append(f"between slices      {gigabytes(sent)} per device")
+    return lines
+
+
+def _collective_rows(program: Program) -> list[str]:
+    """A row for each kind of collective: times, bytes, devices, kind."""
     groups: defaultdict[tuple, list[Collective]] = defaultdict(list)
     for each in collectives(program):
         key = each.kind, each.dtype, each.devices, each.asynchronous, each.in_loop
         groups[key].append(each)
-    if not groups:
-        return ["collectives         none"]
-    lines = ["collectives         (times per step, bytes per device and step, devices, kind)"]
+    rows = []
     for (kind, dtype, devices, asynchronous, in_loop), alike in groups.items():
         times = sum(each.times for each in alike)
         size = gigabytes(sum(each.bytes * each.times for each in alike))
         how = "asynchronous" if asynchronous else "synchronous"
         where = "in a loop" if in_loop else "once"
-        lines.append(f"  {times:>7,}  {size:>9}  {devices:>4}  {kind} {dtype}, {how}, {where}")
-    if sent := between_slices(program):
-        lines.append(f"between slices      {gigabytes(sent)} per device")
-    return lines
+        rows.append(f"  {times:>7,}  {size:>9}  {devices:>4}  {kind} {dtype}, {how}, {where}")
+    return rows
 
 
 def _time_lines(
@@ -205,18 +227,17 @@ def _time_lines(
 ) -> list[str]:
     """Time and speed on a TPU; `peak` is in FLOP/s of all devices."""
     specs = [selection.spec for _, selection in step.attention]
-    time = step_time(step.program, accelerator, specs, step.schedules)
+    time = step_time(step.program, accelerator, specs)
     clock = TPUS[accelerator].clock / 1e9
     return [
         f"time per step       {time.total:.3g} s: a prediction, never measured",
         f"  kernels           {time.kernels:.3g} s, the compiler's cycles at {clock:g} GHz",
-        f"  flash attention   {time.attention:.3g} s, its kernels' schedules; no waits for memory",
-        *(f"  not counted       {name}" for name in time.uncounted),
+        f"  flash attention   at least {time.attention:.3g} s, its FLOPs at the peak",
         f"  sorts             {time.sorts:.3g} s, modelled",
         f"  collectives       {time.collectives:.3g} s, modelled by link rate",
         f"  asynchronous ones {time.asynchronous:.3g} s, which hide behind the kernels",
         f"  between slices    {time.between_slices:.3g} s, modelled by the network's rate",
-        f"speed               {tokens / time.total:,.0f} tokens per second, MFU "
+        f"speed               at most {tokens / time.total:,.0f} tokens per second, MFU "
         f"{flops / time.total / peak:.1%}",
     ]
 

@@ -3,8 +3,7 @@
 The compiler estimates the cycles of each kernel that it makes itself. It estimates none for Mosaic
 kernels (flash attention), sorts and collectives:
 
-- A Mosaic kernel takes the cycles of its schedule (`kernel_cycles`) in each step of its grid. That
-  of an attention kernel visits the blocks of scores that its mask by position does not hide.
+- Attention takes the time of its FLOPs at the peak of the matrix units, which is a lower bound.
 - A sort of n values reads and writes its arrays log2(n) times.
 - A collective sends its bytes around a ring at the rate of one axis of the chip's links.
   Asynchronous ones run beside the kernels and count only where they take longer than these.
@@ -17,31 +16,31 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.harness.planning import counting
 from experiments.harness.planning.hlo import Instruction, Program
-from experiments.harness.planning.kernel_cycles import Schedule, Schedules, kernel_key
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
-from jaxformer.ops.attention import AttentionSpec, DeviceInfo
-from jaxformer.ops.attention.tpu_flash import plan_of
+from jaxformer.ops.attention import AttentionSpec
+
+_BACKWARD = 2.5
+"""Products of the backward pass of flash attention over the two of its forward pass: five."""
 
 
 class StepTime(NamedTuple):
     """Seconds of a step: of the compiler's kernels, and modelled ones of all else.
 
     `cycles` are those of the compiler's kernels. `between_slices` is the time of the network.
-    `uncounted` are Mosaic kernels without a schedule, whose time is missing.
     """
 
     cycles: int
-
     kernels: float
     attention: float
     sorts: float
     collectives: float
     asynchronous: float
     between_slices: float
-    uncounted: tuple[str, ...]
 
     @property
     def total(self) -> float:
@@ -50,21 +49,14 @@ class StepTime(NamedTuple):
         return max(computed, self.asynchronous) + self.collectives + self.between_slices
 
 
-def step_time(
-    program: Program, accelerator: str, specs: Sequence[AttentionSpec], schedules: Schedules
-) -> StepTime:
+def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]) -> StepTime:
     """The time of a step; `specs` are the attention calls of the model."""
     core, figures = TPUS[accelerator], ACCELERATORS[accelerator]
     cycles, attention, sort = 0, 0.0, 0.0
-    uncounted = []
-    for times, _, computation, each in program.executed:
+    for times, _, _, each in program.executed:
         cycles += times * each.cycles
         if each.target == "tpu_custom_call":
-            schedule = _schedule(program, computation, each, schedules)
-            if schedule is None:
-                uncounted.append(each.name)
-            else:
-                attention += times * schedule.cycles(visited_blocks(schedule, specs))
+            attention += times * attention_flops(each, specs)
         elif each.opcode == "sort":
             moved = 2 * sum(shape.padded_bytes for shape in each.shapes)
             passes = math.log2(max(max(each.shapes[0].sizes, default=2), 2))
@@ -75,42 +67,30 @@ def step_time(
     return StepTime(
         cycles=cycles,
         kernels=cycles / core.clock,
-        attention=attention / core.clock,
+        attention=attention / figures.bfloat16,
         sorts=sort,
         collectives=waits[False],
         asynchronous=waits[True],
         between_slices=counting.between_slices(program) / core.network,
-        uncounted=tuple(uncounted),
     )
 
 
-def _schedule(
-    program: Program, computation: str, kernel: Instruction, schedules: Schedules
-) -> Schedule | None:
-    inputs = tuple(map(str, program.operand_shapes(computation, kernel)))
-    return schedules.get(kernel_key(kernel.name, inputs))
+def attention_flops(kernel: Instruction, specs: Sequence[AttentionSpec]) -> float:
+    """FLOPs of a Mosaic kernel of attention on a device; 0 for a kernel without `specs`.
 
-
-def visited_blocks(schedule: Schedule, specs: Sequence[AttentionSpec]) -> list[tuple[int, int]]:
-    """(whole, cut): the blocks of keys that each block of queries sees as a whole, and in part.
-
-    They are those of a mask by position. [(1, 0)] for a kernel that is no attention of `specs`:
-    each of its steps visits a block.
+    The result, or the gradient of the queries, has an element for each query, head and feature;
+    each takes part in two products with the keys that the query may see.
     """
-    (queries, block_q), (keys, block_k) = (*schedule.windows, (0, 1), (0, 1))[:2]
-    padded = ((s, _padded(s.queries, block_q), _padded(s.keys, block_k)) for s in specs)
-    spec = next((s for s, *lengths in padded if lengths == [queries, keys]), None)
-    if spec is None:
-        return [(1, 0)]
-    plan = plan_of(spec, DeviceInfo("tpu"), scale=1.0)
-    plan = plan._replace(queries=queries, keys=keys, block_q=block_q, block_k=block_k)
-    rows = []
-    for i in range(queries // block_q):
-        seen = [plan.key_block(i, step) for step in range(plan.grid[3]) if plan.sees(i, step)]
-        whole = sum(plan.all_seen(i, j) for j in seen)
-        rows.append((whole, len(seen) - whole))
-    return rows if any(map(sum, rows)) else [(1, 0)]
+    if not specs or not kernel.shapes:
+        return 0.0
+    elements = max(math.prod(shape.sizes) for shape in kernel.shapes)
+    sizes = {size for shape in kernel.shapes for size in shape.sizes}
+    spec = next((spec for spec in specs if spec.queries in sizes), specs[0])
+    backward = _BACKWARD if "transpose(" in kernel.op_name else 1.0
+    return backward * 4.0 * elements * seen_keys(spec)
 
 
-def _padded(length: int, block: int) -> int:
-    return -(-length // block) * block
+def seen_keys(spec: AttentionSpec) -> float:
+    """The mean number of keys that a query sees by the mask's positions."""
+    last = np.arange(spec.queries) + 1 if spec.causal else np.full(spec.queries, spec.keys)
+    return float(np.minimum(last, spec.window or spec.keys).mean())

@@ -15,7 +15,6 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from experiments.harness.planning.kernel_cycles import write_schedules
 from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, MissingExtra
@@ -220,7 +219,6 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
         )
     for name, value in _LIBTPU.items():
         os.environ.setdefault(name, value)
-    write_schedules()
     topology = target.topology or TPUS[target.accelerator].host
     if count > 1 and not target.topology:
         raise ConfigError(

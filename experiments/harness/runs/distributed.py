@@ -14,10 +14,12 @@ from jax.experimental import multihost_utils
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.runs import lost_process
 from jaxformer import distributed
 from jaxformer.config import Checked, Count, Natural, to_plain
 from jaxformer.errors import ConfigError
+
+_LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")
+"""Words of XLA's errors where another process is gone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,10 +89,28 @@ def joined(config: ProcessOptions) -> Iterator[None]:
         if not is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silence))
-        signs = stack.enter_context(lost_process.signs_of_life())
-        with lost_process.explained(signs.silent):
+        with lost_process_explained():
             yield
         wait("end")  # a process that ends early would stop the runtime of the others
+
+
+@contextmanager
+def lost_process_explained() -> Iterator[None]:
+    """Within it, a step that fails because another process is gone exits with code 1 and a message.
+
+    If JAX's runtime notices first, after a minute without a heartbeat, it ends this process with
+    code 134, and names the process.
+    """
+    try:
+        yield
+    except (jax.errors.JaxRuntimeError, ValueError) as error:  # on CPUs a step itself raises
+        if not any(word in str(error) for word in _LOST_PROCESS):
+            raise
+        raise SystemExit(
+            "another process has died, or its connection has: start the same command again on all "
+            "hosts, or on another number of them: it resumes from the newest checkpoint "
+            f"({' '.join(str(error).split())})"
+        ) from error
 
 
 def is_several() -> bool:
