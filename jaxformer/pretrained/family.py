@@ -6,6 +6,7 @@ its parts, with a dot: "norm.eps".
 
 import json
 import re
+import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ _IGNORED_KEYS = frozenset(
     """_name_or_path architectures model_type torch_dtype dtype transformers_version use_cache
     tokenizer_class prefix id2label label2id num_labels problem_type finetuning_task
     task_specific_params gradient_checkpointing initializer_range chunk_size_feed_forward
-    output_attentions output_hidden_states return_dict output_past
+    output_attentions output_hidden_states return_dict output_past is_encoder_decoder
     bos_token_id eos_token_id pad_token_id sep_token_id cls_token_id mask_token_id unk_token_id
     decoder_start_token_id forced_bos_token_id forced_eos_token_id bad_words_ids suppress_tokens
     begin_suppress_tokens max_length min_length do_sample early_stopping num_beams num_beam_groups
@@ -44,6 +45,9 @@ _IGNORED_KEYS = frozenset(
     exponential_decay_length_penalty remove_invalid_values""".split()
 )
 """Keys of all families that do not change what the model computes."""
+
+_REFUSED_KEYS = ("quantization_config", "per_layer_config")
+"""Keys that change what the model of any family computes."""
 
 
 class Setting(NamedTuple):
@@ -85,15 +89,25 @@ def field(
 
 
 def optional_field(
-    hf: str, jax: str, default: int | float | None, *, kind: type = int, least: int = 0
+    hf: str,
+    jax: str,
+    default: int | float | None,
+    *,
+    kind: type = int,
+    least: int = 0,
+    value_of: Callable[[Any], Any] | None = None,
 ) -> Setting:
-    """A number of at least `least`, or null, which means None; an absent key means `default`."""
+    """A number of at least `least`, or null, which means None; an absent key means `default`.
+
+    `value_of` gives the value to write of our config; None: that of the field.
+    """
+    written = attrgetter(jax) if value_of is None else value_of
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
         value = config_json.get(hf, default)
         return {jax: None if value is None else parse_number(hf, value, kind, least)}
 
-    return Setting((hf,), read, lambda config: {hf: attrgetter(jax)(config)})
+    return Setting((hf,), read, lambda config: {hf: written(config)})
 
 
 def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any]) -> Setting:
@@ -125,10 +139,10 @@ def tied_output(default: bool) -> Setting:
 
 
 def const_field(hf: str, only: Any) -> Setting:
-    """A key of which only one value is supported; an absent key means this value too."""
+    """A key of which only one value is supported; null and an absent key mean this value too."""
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        value = config_json.get(hf, only)
+        value = only if config_json.get(hf) is None else config_json[hf]
         if type(value) is not type(only) or value != only:
             raise unsupported(hf, value, only)
         return {}
@@ -159,25 +173,12 @@ def parse_number(key: str, value: Any, kind: type, least: int = 0) -> Any:
     return kind(value)
 
 
-def read_fields(
-    settings: Sequence[Setting], ignored_keys: frozenset[str], hf: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Our fields for the config.json `hf`.
-
-    Raises `ConfigError` for a key that no setting reads, unless its value is null, false or empty,
-    or it is one of `ignored_keys` or of the keys ignored in all families.
-    """
-    known = {key for setting in settings for key in setting.keys} | ignored_keys | _IGNORED_KEYS
-    for key, value in hf.items():
-        if key not in known and value not in (None, False, "", [], {}):
-            raise ConfigError(
-                f"{key}={as_text(value)} is not supported: if it does not change what the model "
-                "computes, remove it from config.json"
-            )
-    fields: dict[str, Any] = {}
-    for setting in settings:
-        fields |= setting.read(hf, fields)
-    return fields
+def warn_ignored(keys: Iterable[str], name: str) -> None:
+    """Warns of `keys` of config.json that the model `name` of `transformers` does not read."""
+    keys = sorted(keys)
+    if keys:
+        said = f"config.json: {', '.join(keys)} ignored: {name} of transformers does not read it"
+        warnings.warn(shorten(said, 300), stacklevel=2)
 
 
 def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
@@ -213,6 +214,9 @@ class Family(NamedTuple):
     """A regular expression for names of tensors that are no parameters."""
     unused_tensors: Mapping[Kind, str] = {}
     """Regular expressions for names of tensors that a kind of model has no use for."""
+    aliases: Mapping[str, str] = {}
+    """Second names of keys of config.json and their first ones; where both are given, the second
+    name counts, as in `transformers`."""
     ignored_keys: frozenset[str] = frozenset()
     """Keys of config.json that do not change what the model computes."""
     classifier_tensors: tuple[str, ...] = ()
@@ -231,8 +235,20 @@ def token_layers(spec: ModelSpec, embedding: str, output: str = "lm_head.weight"
 
 
 def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:
-    """Our config for the config.json `hf`; `ConfigError` names what is not supported."""
-    fields = read_fields(family.settings, family.ignored_keys, hf)
+    """Our config for the config.json `hf`; `ConfigError` names what is not supported.
+
+    Warns of keys that no setting reads: the family's class in `transformers` does not read them.
+    """
+    for key in _REFUSED_KEYS:
+        if hf.get(key):
+            raise ConfigError(f"{key}={as_text(hf[key])} is not supported: it changes the model")
+    hf = {**hf, **{first: hf[second] for second, first in family.aliases.items() if second in hf}}
+    known = {key for setting in family.settings for key in setting.keys}
+    known |= {*family.aliases, *family.ignored_keys, *_IGNORED_KEYS, *_REFUSED_KEYS}
+    warn_ignored((key for key in hf.keys() - known if hf[key]), family.model_type)
+    fields: dict[str, Any] = {}
+    for setting in family.settings:
+        fields |= setting.read(hf, fields)
     sizes = TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)  # all are replaced
     return with_fields(sizes, {**family.constants, **fields})
 

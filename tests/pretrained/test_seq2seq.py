@@ -101,8 +101,6 @@ def test_the_table_of_sines_that_early_versions_wrote_is_passed_over(pair, rewri
         ("marian", {"tie_word_embeddings": False}, "share_encoder_decoder_embeddings=true with"),
         ("marian", {"decoder_vocab_size": 24}, "vocab_size=23, decoder_vocab_size=24 and"),
         ("marian", {"decoder_vocab_size": "many"}, 'decoder_vocab_size="many", but it must be'),
-        ("marian", {"static_position_embeddings": False}, "static_position_embeddings=false"),
-        ("marian", {"normalize_embedding": True}, "normalize_embedding=true is not supported"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_key(name, changes, message, pair, change):

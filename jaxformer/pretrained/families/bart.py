@@ -145,9 +145,11 @@ _SETTINGS = (
 )
 
 _IGNORED_KEYS = frozenset(
-    """is_encoder_decoder init_std num_hidden_layers encoder_layerdrop decoder_layerdrop
-    classif_dropout classifier_dropout extra_pos_embeddings _num_labels""".split()
+    """init_std encoder_layerdrop decoder_layerdrop classif_dropout
+    classifier_dropout extra_pos_embeddings _num_labels add_bias_logits add_final_layer_norm
+    normalize_before normalize_embedding static_position_embeddings""".split()
 )
+"""Each family has its norms and positions whatever the keys of early versions say."""
 
 # The table of sines, which early versions stored.
 _SINES = r"^model\.(en|de)coder\.embed_positions\.weights?$"
@@ -167,6 +169,11 @@ def _family(
         prefix="model.",
         head_prefixes=("lm_head.", "final_logits_bias"),
         ignored_tensors=_SINES if sinusoidal else r"(?!)",
+        aliases={
+            "num_attention_heads": "encoder_attention_heads",
+            "hidden_size": "d_model",
+            "num_hidden_layers": "encoder_layers",
+        },
         ignored_keys=_IGNORED_KEYS,
     )
 
@@ -175,7 +182,6 @@ MARIAN = _family(
     "marian",
     "MarianMTModel",
     _VOCABULARIES,
-    const_field("static_position_embeddings", True),
     constants={"positions": Sinusoidal("halves"), "output.bias": True},
 )
 """Positions end at `max_position_embeddings` there; sinusoidal positions here do not end."""
@@ -194,7 +200,6 @@ BART = _family(
     "BartForConditionalGeneration",
     field("vocab_size", "vocab_size", 50_265),
     _TIED,
-    const_field("normalize_embedding", True),
     constants=_BART,
 )
 MBART = _family(
@@ -202,9 +207,6 @@ MBART = _family(
     "MBartForConditionalGeneration",
     field("vocab_size", "vocab_size", 50_265),
     _TIED,
-    const_field("normalize_embedding", True),
-    const_field("normalize_before", True),
-    const_field("add_final_layer_norm", True),
     constants={**_BART, "norm.placement": "pre"},
 )
 """Liu et al. 2020: BART of many languages, pre-norm."""

@@ -142,6 +142,7 @@ def _family(
     ignored_keys: str,
     constants: Mapping[str, Any] = {},
     classifiers: tuple[str, ...] = ("classifier.weight",),
+    aliases: Mapping[str, str] = {},
 ) -> Family:
     """A family of classes `name`; `heads` are the beginnings of names of tensors of heads."""
     pooler = names.pooler.removesuffix("dense")
@@ -168,6 +169,7 @@ def _family(
         renamed_endings={".gamma": ".weight", ".beta": ".bias"},
         ignored_tensors=r"\.embeddings\.position_ids$",
         unused_tensors=dict.fromkeys(POOLERLESS, f"^{re.escape(pooler)}") if pooler else {},
+        aliases=aliases,
         ignored_keys=frozenset(ignored_keys.split()),
         classifier_tensors=classifiers,
     )
@@ -312,6 +314,11 @@ DISTILBERT = _family(
     heads="vocab_ pre_classifier. classifier.",
     ignored_keys="sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_",
     constants={"norm.eps": 1e-12},
+    aliases={
+        "hidden_size": "dim",
+        "num_attention_heads": "n_heads",
+        "num_hidden_layers": "n_layers",
+    },
 )
 """Sanh et al. 2019. The dropouts of its heads are `dropout_rate` here; the layer before its
 classifier has a relu."""

@@ -10,11 +10,13 @@ from jaxformer.pretrained.families.rotary import rotary
 from jaxformer.pretrained.family import (
     ACTIVATIONS,
     Family,
+    Setting,
     const_field,
     enum_field,
     field,
     tied_output,
     token_layers,
+    unsupported,
 )
 from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import (
@@ -133,9 +135,15 @@ GPT2 = Family(
     prefix="transformer.",
     head_prefixes=("lm_head.", "score."),
     ignored_tensors=r"\.attn\.(masked_)?bias$",
+    aliases={
+        "hidden_size": "n_embd",
+        "max_position_embeddings": "n_positions",
+        "num_attention_heads": "n_head",
+        "num_hidden_layers": "n_layer",
+    },
     ignored_keys=frozenset(
-        """n_ctx embd_pdrop reorder_and_upcast_attn summary_activation summary_first_dropout
-        summary_proj_to_labels summary_type summary_use_proj""".split()
+        """n_ctx predict_special_tokens embd_pdrop reorder_and_upcast_attn summary_activation
+        summary_first_dropout summary_proj_to_labels summary_type summary_use_proj""".split()
     ),
     classifier_tensors=("score.weight",),
 )
@@ -191,6 +199,15 @@ GPT_NEOX = Family(
 """Black et al. 2022: rotary positions in a part of each head, parallel sub-layers."""
 
 
+def _read_embedding_size(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """No field; `ConfigError` for embeddings of another size than the model, those of opt-350m."""
+    if hf.get(_EMBEDDING) not in (None, fields["d_model"]):
+        raise unsupported(_EMBEDDING, hf[_EMBEDDING], fields["d_model"])
+    return {}
+
+
+_EMBEDDING = "word_embed_proj_dim"
+
 OPT = Family(
     model_type="opt",
     architectures={
@@ -219,6 +236,7 @@ OPT = Family(
         const_field("enable_bias", True),
         const_field("layer_norm_elementwise_affine", True),
         const_field("_remove_final_layer_norm", False),
+        Setting((_EMBEDDING,), _read_embedding_size, lambda config: {_EMBEDDING: config.d_model}),
     ),
     weight_map=partial(
         _weight_map,
@@ -233,8 +251,7 @@ OPT = Family(
     ),
     prefix="model.",
     head_prefixes=("lm_head.", "score."),
-    # The size of embeddings: the tensors of opt-350m, the only one with another, are refused.
-    ignored_keys=frozenset(["layerdrop", "init_std", "word_embed_proj_dim"]),
+    ignored_keys=frozenset(["layerdrop", "init_std"]),
     classifier_tensors=("score.weight",),
 )
 """Zhang et al. 2022: learned positions after two unused rows, relu."""

@@ -16,6 +16,7 @@ from jaxformer.pretrained.family import (
     Family,
     Setting,
     as_text,
+    const_field,
     enum_field,
     field,
     optional_field,
@@ -184,7 +185,7 @@ def _family(
             field("hidden_size", "d_model", d_model),
             field("num_hidden_layers", "num_decoder_layers", layers),
             field("num_attention_heads", "num_heads", heads),
-            field(
+            optional_field(
                 "num_key_value_heads",
                 "attention.num_kv_heads",
                 kv_heads,
@@ -210,9 +211,10 @@ def _family(
 
 
 def _head_dim(default: int | None) -> Setting:
-    return field("head_dim", "head_dim", default, value_of=attrgetter("key_size"))
+    return optional_field("head_dim", "head_dim", default, value_of=attrgetter("key_size"))
 
 
+_CAUSAL = const_field("use_bidirectional_attention", False)
 _SILU = {"silu": "silu", **ACTIVATIONS}
 # The released config.json says "gelu", and means the approximation by tanh.
 _TANH = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS, "gelu": "gelu_tanh"}
@@ -263,6 +265,7 @@ QWEN3 = _family(
 GEMMA = _family(
     "Gemma",
     _head_dim(256),
+    _CAUSAL,
     _biases("attention_bias"),
     vocab_size=256_000,
     max_len=8192,
@@ -277,6 +280,7 @@ GEMMA = _family(
 GEMMA2 = _family(
     "Gemma2",
     _head_dim(256),
+    _CAUSAL,
     _biases("attention_bias"),
     _WINDOW,
     _LAYER_TYPES,

@@ -14,10 +14,10 @@ from jaxformer.pretrained.family import (
     optional_field,
     parse_number,
     unsupported,
+    warn_ignored,
 )
 
-_FRACTION = "partial_rotary_factor"
-
+_FRACTION, _MSCALE = "partial_rotary_factor", "attention_factor"
 
 _FACTOR = field("factor", "factor", 1.0)
 _ORIGINAL_LEN = field(
@@ -34,10 +34,10 @@ _SCALINGS: dict[type[NoScaling], tuple[Setting, ...]] = {
         _ORIGINAL_LEN,
     ),
     Yarn: (
-        _FACTOR,
+        _ORIGINAL_LEN,
+        field("factor", "factor", lambda fields: fields["max_len"] / fields["original_len"]),
         field("beta_fast", "beta_fast", 32.0),
         field("beta_slow", "beta_slow", 1.0),
-        _ORIGINAL_LEN,
         optional_field("attention_factor", "attention_factor", None, kind=float),
         const_field("truncate", True),
     ),
@@ -49,9 +49,9 @@ def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float
     """The base and the scaling of rotary positions, which newer versions store in one object.
 
     `base` and `fraction` are the keys of older versions. Without `fraction` whole heads are
-    rotated.
+    rotated, except by scaled positions with a "partial_rotary_factor".
     """
-    keys = (base, "rope_parameters", "rope_scaling", *([fraction] if fraction else []))
+    keys = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.keys[0])
     read = partial(_read, base, fraction, default_fraction)
     return Setting(keys, read, partial(_write, base, fraction))
 
@@ -63,38 +63,43 @@ def _read(
     hf: Mapping[str, Any],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The positions; `ConfigError` for another scaling."""
-    scaling = NoScaling()
-    numbers = {base: hf.get(base), fraction: hf.get(fraction)}
-    for key in ("rope_parameters", "rope_scaling"):
-        rope = hf.get(key) or {}
-        if not isinstance(rope, dict):
-            raise ConfigError(f"{key}={as_text(rope)}, but it must be an object")
-        kind = _kind(key, rope)
-        known = {key for setting in _SCALINGS[kind] for key in setting.keys}
-        known |= {"rope_theta", "rope_type", "type", *([_FRACTION] if fraction else [])}
-        for name in rope.keys() - known:
-            raise ConfigError(f"{key}.{name}={as_text(rope[name])} is not supported: remove it")
-        numbers[base] = rope.get("rope_theta", numbers[base])
-        numbers[fraction] = rope.get(_FRACTION, numbers[fraction])
-        if kind is not NoScaling:
-            values: dict[str, Any] = {}
-            for setting in _SCALINGS[kind]:
-                values |= setting.read(rope, fields)
-            scaling = kind(**values)
+    """The positions; `ConfigError` for another scaling.
 
-    def number(key: str, default: float) -> float:
-        return parse_number(key, default if numbers[key] is None else numbers[key], float)
+    As in transformers, "rope_scaling" hides "rope_parameters", and both hide the older keys.
+    """
+    name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
+    rope = hf.get(name) or {}
+    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+        raise ConfigError(f"{name}={as_text(rope)}, but it must be an object of numbers")
+    kind = _kind(name, rope)
+    settings = _SCALINGS[kind]
+    unknown = rope.keys() - {key for setting in settings for key in setting.keys}
+    unknown -= {"rope_theta", "rope_type", "type", _FRACTION}
+    if kind is Yarn and {"mscale", "mscale_all_dim"} <= unknown and not rope.get(_MSCALE):
+        raise ConfigError(f"{name}.mscale is not supported: give {name}.{_MSCALE}, its result")
+    whole = not fraction and kind is NoScaling  # the models of transformers rotate whole heads
+    unknown |= {_FRACTION} if whole and (hf.get(_FRACTION) or rope.get(_FRACTION)) else set()
+    warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
+    if hf.get(_ORIGINAL_LEN.keys[0]):
+        rope = rope | {_ORIGINAL_LEN.keys[0]: hf[_ORIGINAL_LEN.keys[0]]}
+    values: dict[str, Any] = {}
+    for setting in settings:
+        values |= setting.read(rope, {**fields, **values})
 
-    rotated = number(fraction, default_fraction) if fraction else 1.0
-    return {"positions": Rotary(number(base, 10_000.0), rotated, scaling)}
+    def number(key: str, old: str, default: float) -> float:
+        for value in (rope.get(key), hf.get(old)):
+            if value is not None:
+                return parse_number(f"{name}.{key}" if key in rope else old, value, float)
+        return default
+
+    rotated = 1.0 if whole else number(_FRACTION, fraction or _FRACTION, default_fraction)
+    return {"positions": Rotary(number("rope_theta", base, 10_000.0), rotated, kind(**values))}
 
 
 def _kind(key: str, rope: Mapping[str, Any]) -> type[NoScaling]:
     """The kind of scaling, which has an older key too."""
-    kinds = [rope[x] for x in ("rope_type", "type") if rope.get(x) not in (None, "default")]
-    kind = kinds[0] if kinds else "default"
-    if not isinstance(kind, str) or kind not in _NAMES or kinds[1:] not in ([], [kind]):
+    kind = rope.get("rope_type") or rope.get("type") or "default"
+    if not isinstance(kind, str) or kind not in _NAMES:
         raise unsupported(f"{key}.rope_type", kind, *_NAMES)
     return _NAMES[kind]
 

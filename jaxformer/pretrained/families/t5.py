@@ -181,9 +181,15 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
         ignored_tensors=(
             r"^decoder\.block\.0\.layer\.1\.EncDecAttention\.relative_attention_bias\.weight$"
         ),
+        aliases={
+            "hidden_size": "d_model",
+            "num_attention_heads": "num_heads",
+            "num_hidden_layers": "num_layers",
+            "head_dim": "d_kv",
+        },
         # The activation and the gate repeat feed_forward_proj.
         ignored_keys=frozenset(
-            """is_encoder_decoder initializer_factor classifier_dropout dense_act_fn
+            """initializer_factor classifier_dropout dense_act_fn
             is_gated_act""".split()
         ),
     )

@@ -1,0 +1,72 @@
+"""Keys of config.json: published files are read, or refused for a true reason."""
+
+import copy
+import warnings
+
+import pytest
+
+from jaxformer.config import Linear, Rotary, Yarn
+from jaxformer.errors import ConfigError
+from jaxformer.pretrained.families import find
+from jaxformer.pretrained.family import read_config
+from tests.pretrained.published_configs import PUBLISHED, reason
+
+OF_TYPE = {x["model_type"]: x for name, x in PUBLISHED.items() if reason(name) is None}
+
+
+def read(config):
+    return read_config(find(config)[0], config)
+
+
+def test_forty_published_models_are_read_or_refused_for_what_they_compute():
+    assert len(PUBLISHED) >= 40
+    for name, config in PUBLISHED.items():
+        if reason(name) is None:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert read(config).vocab_size == config["vocab_size"], name
+        else:
+            with pytest.raises(ConfigError, match=reason(name)):
+                read(config)
+
+
+def test_unknown_keys_are_ignored_and_named_in_one_line():
+    changes = {"is_llama_config": True, "internal_version": "7b", "unused": None, "off": False}
+    config = OF_TYPE["gpt2"]
+    with pytest.warns(UserWarning, match="^config.json: internal_version, is_llama_config") as said:
+        assert read(config | changes) == read(config)
+    assert len(said) == 1 and "unused" not in str(said[0].message)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "fields"),
+    [
+        ("gpt2", {"n_head": 12, "num_attention_heads": 8}, {"num_heads": 8}),
+        ("t5", {"d_kv": 64, "head_dim": 32}, {"head_dim": 32}),
+        ("mbart", {"encoder_layers": 12, "num_hidden_layers": 3}, {"num_encoder_layers": 3}),
+        ("qwen2", {"num_key_value_heads": None}, {"kv_heads": 28}),
+        ("qwen3", {"head_dim": None}, {"key_size": 64}),
+        (
+            "llama",
+            {
+                "rope_theta": 5.0,
+                "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 7.0},
+                "rope_scaling": {"type": "linear", "factor": 3.0},
+            },
+            {"positions": Rotary(5.0, 1.0, Linear(3.0))},
+        ),
+        (
+            "llama",
+            {
+                "rope_scaling": {"rope_type": "yarn", "factor": None},
+                "original_max_position_embeddings": 512,
+                "max_position_embeddings": 2048,
+                "partial_rotary_factor": 0.5,
+            },
+            {"positions": Rotary(500_000.0, 0.5, Yarn(4.0, original_len=512))},
+        ),
+    ],
+)
+def test_a_second_name_or_an_older_key_means_what_it_means_in_transformers(family, changes, fields):
+    config = copy.deepcopy(OF_TYPE[family]) | changes
+    assert {name: getattr(read(config), name) for name in fields} == fields
