@@ -1,7 +1,7 @@
-"""Score a run: `python -m experiments.translation.evaluate --run RUN [--source F --target F]`.
+"""Score a model: `python -m experiments.translation.evaluate --run RUN [--source F --target F]`.
 
-Prints BLEU and chrF of the run's translations against the raw target lines, with sacreBLEU's
-signatures; without files, of the run's own test text. With `--forced` prints instead, for each
+Prints BLEU and chrF of its translations against the raw target lines, with sacreBLEU's signatures;
+without files, of the run's own test text. With `--forced` prints instead, for each
 pair, the log-probability (nats) of the target given the source, and each token's; for a pair
 with a blank side an empty line.
 """
@@ -11,6 +11,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,11 +32,11 @@ from experiments.translation.corpus import (
     read_files,
     read_known_words,
 )
-from experiments.translation.load_run import LoadedRun, Translator, load_run
+from experiments.translation.load_run import LoadedRun, Translator, load_translator
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
-from jaxformer.errors import DataError
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, score_pairs, translate
 from jaxformer.text import metrics
@@ -54,26 +55,28 @@ class Result(NamedTuple):
 
 
 def evaluate(
-    loaded: LoadedRun,
+    loaded: Translator,
     text: Text,
     search: SearchConfig,
     *,
-    lowercased: bool,
+    language: str = "",
+    tokenize: str | None = None,
+    lowercased: bool = False,
 ) -> Result:
     """The best translation of each source line of `text`, scored against its raw target lines.
 
-    With `lowercased` also after lower-casing, punctuation normalisation and Moses tokenisation.
-    A line of more than `max_len` tokens gets an empty translation, and a warning on stderr.
+    `language` is that of the target lines, `tokenize` as in `score_translations`. With `lowercased`
+    also after lower-casing, punctuation normalisation and Moses tokenisation. A line of more than
+    `max_len` tokens gets an empty translation, and a warning on stderr.
     """
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
     translations = translate(loaded, lines, search, details=True)
     hypotheses = [best[0].text for best in translations]
-    scores = metrics.score_translations(hypotheses, text.target)._asdict()
+    scores = metrics.score_translations(hypotheses, text.target, language, tokenize)._asdict()
     scores["exact"] = metrics.exact_match(hypotheses, text.target)
     if lowercased:
-        language = loaded.config.data.target_language
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores["lowercased"] = lower._asdict()
     return Result(scores, hypotheses)
@@ -189,7 +192,14 @@ def read_samples(folder: Path) -> dict[str, list[str]]:
     return {}
 
 
-def describe_scores(name: str, scores: dict, hypotheses: list[str], references: list[str]) -> str:
+def describe_scores(
+    name: str,
+    scores: dict,
+    hypotheses: list[str],
+    references: list[str],
+    language: str = "",
+    tokenize: str | None = None,
+) -> str:
     """The scores, a line each, with signatures and 95 % intervals."""
     from experiments.harness.results.statistics import (
         item_half_width,
@@ -199,7 +209,7 @@ def describe_scores(name: str, scores: dict, hypotheses: list[str], references: 
 
     halves = {}
     for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
-        items = translation_items(metric, hypotheses, references)
+        items = translation_items(metric, hypotheses, references, language, tokenize)
         halves[metric] = plus_minus(item_half_width(*items), form) if items else ""
     lines = [
         f"{name}: {scores['sentences']:,} sentences, {scores['exact']:.1%}{halves['exact']} "
@@ -224,7 +234,9 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
     }
 
 
-def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
+def describe_run(
+    folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str], language: str
+) -> str:
     """The last lines of a training: the `scores` of the text `name`, and what to do next."""
     words = read_known_words(folder)
     abilities = (
@@ -234,7 +246,7 @@ def describe_run(folder: Path, name: str, text: Text, scores: dict, hypotheses: 
     )
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
     commands = [("translation.translate",)]
-    described = describe_scores(name, scores, hypotheses, text.target)
+    described = describe_scores(name, scores, hypotheses, text.target, language)
     folder_and_next = describe_folder(folder, files, commands)
     return "\n\n".join([described, textwrap.fill(abilities, width=80), folder_and_next])
 
@@ -244,13 +256,20 @@ class EvaluateOptions(DecodingOptions, RunOptions):
     """The run, the text, and which scores."""
 
     run: str = "runs/translation/grammar"
-    """The folder of the run; several folders, separated by commas, are scored as one ensemble."""
+    """The folder of a run, or of a translation model as transformers writes it; several folders,
+    separated by commas, are scored as one ensemble."""
     source: str = ""
     """A file with one source text on each line; empty: the run's own test text."""
     target: str = ""
     """A file with the translation of each line of --source."""
     forced: bool = False
     """Prints the log-probability of each given target instead of translating."""
+    language: str = ""
+    """Code of the language of the target text, which chooses the words that BLEU counts (zh, ja and
+    ko have tokenizers of their own); empty: the run's."""
+    tokenize: str | None = None
+    """sacreBLEU's tokenizer for BLEU, such as zh, char, intl or flores200; None: that of the
+    language."""
     lowercased: bool = False
     """Adds BLEU after lower-casing, punctuation normalisation and Moses tokenisation."""
     int8: bool = False
@@ -266,37 +285,60 @@ class EvaluateOptions(DecodingOptions, RunOptions):
 @distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    loaded = load_members(lambda folder: load_run(folder, options), options.run, int8=options.int8)
+    loaded = load_members(partial(load_translator, options=options), options.run, int8=options.int8)
     text = _text(options, loaded)
     if options.forced:
         _print_forced(loaded, text, options)
         return
-    search = options.search(loaded.config.search)
-    result = evaluate(loaded, text, search, lowercased=options.lowercased)
+    search, translation = loaded.settings
+    search = options.search(search)
+    is_run = isinstance(loaded, LoadedRun)
+    language = options.language or (loaded.config.data.target_language if is_run else "")
+    words = language, options.tokenize
+    if options.lowercased and not language:
+        raise ConfigError("lowercased=True needs the language of the target text: give --language")
+    result = evaluate(
+        loaded,
+        text,
+        search,
+        language=language,
+        tokenize=options.tokenize,
+        lowercased=options.lowercased,
+    )
     if options.output and distributed.is_first():
         write_lines(options.output, result.hypotheses)
-    print(describe_scores(options.source or "test", result.scores, result.hypotheses, text.target))
+    name = options.source or "test"
+    print(describe_scores(name, result.scores, result.hypotheses, text.target, *words))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
-    record |= {"search": asdict(search), "translation": asdict(loaded.config.translation)}
-    own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
+    record |= {"search": asdict(search), "translation": asdict(translation)}
+    own = {}
+    if is_run:
+        own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
     print(json.dumps(record | result.scores | own))
 
 
-def _text(options: EvaluateOptions, loaded: LoadedRun) -> Text:
+def _text(options: EvaluateOptions, loaded: Translator) -> Text:
     text = read_files(Files(options.source, options.target))
+    if not isinstance(loaded, LoadedRun):
+        if text is None:
+            raise ConfigError(
+                f"{options.run} is a folder of transformers, which has no test text: give --source "
+                "and --target"
+            )
+        return text
     if text is not None:
         return as_trained(text, loaded.config.data)
     corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
     return corpus.test if corpus.test.source else corpus.validation
 
 
-def _print_forced(loaded: LoadedRun, text: Text, options: EvaluateOptions) -> None:
+def _print_forced(loaded: Translator, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
     tokenizers = loaded.tokenizer, loaded.target_tokenizer
     for name, lines, tokenizer in zip(names, text, tokenizers, strict=True):
-        long = find_too_long(loaded.model, lines, tokenizer)
+        long = find_too_long(loaded.model, lines, tokenizer, *loaded.settings)
         if long:
-            limit = loaded.config.model.max_len
+            limit = loaded.model.config.max_len
             raise DataError(
                 f"{name}:{long[0] + 1}: the line has more than the model's max_len={limit} tokens, "
                 f"as {len(long)} lines of {len(lines)} have: split or leave out these pairs"

@@ -64,6 +64,9 @@ class FinetuneOptions(finetuning.FinetuneOptions):
     """Share of the probability that is spread over all tokens."""
     metric: Literal["rouge", "bleu"] = "rouge"
     """rouge: ROUGE-1, -2 and -L of summaries. bleu: cased BLEU and chrF of translations."""
+    language: str = ""
+    """Code of the language of the targets, which chooses the words that BLEU counts (zh, ja, ko);
+    empty: words with spaces between them."""
     beam_size: Natural = 0
     """Beam size of the test; 0: that of the run or folder."""
     seed: Seed = 0
@@ -186,7 +189,7 @@ def score(
     hypotheses = [best[0].text for best in translate(loaded, lines, details=True)]
     if options.metric == "rouge":
         return score_summaries(hypotheses, text.target), hypotheses
-    return score_translations(hypotheses, text.target)._asdict(), hypotheses
+    return score_translations(hypotheses, text.target, options.language)._asdict(), hypotheses
 
 
 def describe(scores: dict[str, Any]) -> str:

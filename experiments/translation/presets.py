@@ -52,7 +52,7 @@ class DataConfig(Checked):
     test: Files = Files()
     """Files to score at the end."""
     target_language: str = "de"
-    """Language code of the target text; it chooses the tokenisation of lower-cased BLEU."""
+    """Language code of the target text; it chooses the words that BLEU counts."""
     tokenizer: str = "bpe"
     """bpe, words, characters, or your own as package.module:name; source and target share one
     vocabulary unless --model.source_vocab_size is given."""

@@ -144,7 +144,8 @@ def evaluate(
 ) -> session.Evaluated:
     """The scores of the validation text; its translations are kept in samples/NAME.tsv."""
     text, training = data.validation, loaded.config.training
-    scores, hypotheses = evaluation.evaluate(loaded, text, search, lowercased=False)
+    language = loaded.config.data.target_language
+    scores, hypotheses = evaluation.evaluate(loaded, text, search, language=language)
     own = build.own_metrics(training, build.Evaluation(loaded, text, scores, hypotheses))
     numbers = {key: scores[key] for key in ("bleu", "chrf", "exact")} | own
     numbers = {f"validation_{key}": value for key, value in numbers.items()}
@@ -160,15 +161,18 @@ def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None
     """Translates the test text with the final weights, and writes and shows its scores."""
     config = loaded.config
     name, text = ("test", data.test) if data.test.source else ("validation", data.validation)
-    lowercased = config.data.corpus == "multi30k"
+    language, lowercased = config.data.target_language, config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
-        scores, hypotheses = evaluation.evaluate(loaded, text, config.search, lowercased=lowercased)
+        scores, hypotheses = evaluation.evaluate(
+            loaded, text, config.search, language=language, lowercased=lowercased
+        )
     own = build.own_metrics(config.training, build.Evaluation(loaded, text, scores, hypotheses))
     if distributed.is_first():
         evaluation.write_samples(run.folder, name, text, hypotheses)
     run.write_scores(evaluation.facts_to_repeat(config, name, text) | scores | own)
     display.say("\n".join(sample_lines(evaluation.chosen_samples(text, hypotheses))))
-    display.say("\n" + evaluation.describe_run(run.folder, name, text, scores, hypotheses))
+    said = evaluation.describe_run(run.folder, name, text, scores, hypotheses, language)
+    display.say(f"\n{said}")
 
 
 if __name__ == "__main__":

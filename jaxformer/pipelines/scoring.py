@@ -13,10 +13,10 @@ from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
-    BATCH_SIZE,
     Texts,
     as_given,
     check_count,
+    check_id,
     check_inputs,
     check_lengths,
     check_texts,
@@ -25,10 +25,9 @@ from jaxformer.pipelines.batching import (
     next_power_of_two,
     pad_right,
 )
-from jaxformer.pipelines.translation import encode_sources, with_eos
+from jaxformer.pipelines.translation import encode_sources, target_ids
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.metrics import Likelihood, count_text
-from jaxformer.text.tokenizers import BOS, PAD
 
 # The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
 _BATCH_TOKENS = 2048
@@ -124,40 +123,51 @@ def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]
 def score_pairs(
     loaded: Loaded,
     pairs: Iterable[tuple[str, str]],
-    *,
-    batch_size: int = BATCH_SIZE,
+    *settings: SearchConfig | TranslationOptions,
+    **changes: Any,
 ) -> list[list[float]]:
     """The log-probability (nats) of each target token given the source, EOS included.
 
-    Their sum is the log-probability of the target; a pair with a blank side has none. Raises
-    `DataError` for a side of more than `max_len` tokens, `ConfigError` for another model and for
-    tokenizers that do not fit it.
+    Their sum is the log-probability of the target; a pair with a blank side has none. The ids are
+    those with which `translate` reads and writes: a token that each translation begins with
+    (`forced_bos`) is scored as the others are. `settings` and `changes` replace those of `loaded`,
+    as in `translate`. Raises `DataError` for a side of more than `max_len` tokens, `ConfigError`
+    for another model, for tokenizers, ids and settings that do not fit.
     """
     pairs, tokenizer, target_tokenizer = check_inputs(loaded, pairs, EncoderDecoder)
-    check_count("batch_size", batch_size)
+    search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
     model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
+    for name in ("bos", "pad"):
+        check_id(name, getattr(options, name), model.config.vocab_size)
     for number, pair in enumerate(pairs, 1):
         if isinstance(pair, str) or len(pair) != 2:
             raise DataError(f"pair {number} of {len(pairs)} must be (source, target): two strings")
-    sources = encode_sources(model, [pair[0] for pair in pairs], tokenizer)
-    search, options = SearchConfig(), TranslationOptions()
-    targets = with_eos([pair[1] for pair in pairs], target_tokenizer, search, options)
+    sources = encode_sources(model, [pair[0] for pair in pairs], tokenizer, search, options)
+    targets = target_ids([pair[1] for pair in pairs], target_tokenizer, search, options)
     check_lengths(targets, max_len)
     results: list[list[float]] = [[] for _ in pairs]
     sides = zip(sources, targets, strict=True)
     lengths = [max(len(a), len(b)) if a and b else 0 for a, b in sides]
-    for chosen, size in group_by_length(lengths, max_len, batch_size):
-        source = pad_right([sources[i] for i in chosen], batch_size, size)
-        target = pad_right([[BOS, *targets[i]] for i in chosen], batch_size, size + 1)
-        log_probs = compile_for(params, _pair_log_probs, model, source, target)(source, target)
+    for chosen, size in group_by_length(lengths, max_len, options.batch_size):
+        batch = next_power_of_two(len(chosen))
+        source = pad_right([sources[i] for i in chosen], batch, size, options.pad)
+        target = pad_right([[options.bos, *targets[i]] for i in chosen], batch, size + 1)
+        arrays = source, target
+        run = compile_for(params, _pair_log_probs, model, *arrays, pad=options.pad)
+        log_probs = run(*arrays)
         for row, index in enumerate(chosen):
             results[index] = log_probs[row, : len(targets[index])].tolist()
     return results
 
 
-@partial(jax.jit, static_argnames="model")
+@partial(jax.jit, static_argnames=("model", "pad"))
 def _pair_log_probs(
-    model: EncoderDecoder, params: Any, source: Int[Array, "B S"], target: Int[Array, "B T+1"]
+    model: EncoderDecoder,
+    params: Any,
+    source: Int[Array, "B S"],
+    target: Int[Array, "B T+1"],
+    *,
+    pad: int,
 ) -> Float[Array, "B T"]:
-    logits: Any = model.apply({"params": params}, source, target[:, :-1], source != PAD)
+    logits: Any = model.apply({"params": params}, source, target[:, :-1], source != pad)
     return token_log_probs(logits, target[:, 1:])

@@ -187,6 +187,14 @@ def source_ids(
     return [first + ids if ids else [] for ids in with_eos(lines, tokenizer, search, options)]
 
 
+def target_ids(
+    lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+) -> list[list[int]]:
+    """The ids of each translation: that which all begin with, the line's, EOS."""
+    first = [] if search.forced_bos is None else [search.forced_bos]
+    return [first + ids if ids else [] for ids in with_eos(lines, tokenizer, search, options)]
+
+
 def first_ids(tokenizer: Tokenizer, options: TranslationOptions) -> list[int]:
     """The ids before each source: `<s>` of BART, none for models that are trained here."""
     bos = tokenizer.special.bos if options.source_bos else None

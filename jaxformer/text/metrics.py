@@ -2,11 +2,21 @@
 
 import math
 import re
+import warnings
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import ConfigError, DataError, MissingExtra
+
+# By the first part of a language code, of ISO 639-1 or 639-3.
+_TOKENIZERS = {"zh": "zh", "zho": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
+_TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
+
+# Thai, Lao, Burmese, Khmer, kana, Chinese characters.
+_UNSEGMENTED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\U00020000-\U0003ffff]"
+)
 
 
 class Scores(NamedTuple):
@@ -24,16 +34,34 @@ class Scores(NamedTuple):
     """The number of sentences."""
 
 
-def score_translations(hypotheses: Sequence[str], references: Sequence[str]) -> Scores:
-    """Cased BLEU (tokenizer 13a) and chrF2 of plain text with one reference per sentence.
+def score_translations(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    language: str = "",
+    tokenize: str | None = None,
+) -> Scores:
+    """Cased BLEU and chrF2 of plain text with one reference per sentence.
 
-    Raises `DataError` for different numbers of sentences, or none. Post 2018, Popović 2015.
+    BLEU counts words as sacreBLEU's tokenizer `tokenize` cuts them; None: the one for `language`, a
+    code such as "zh", "zh_CN" or "zho_Hans" ("zh" of Chinese, "ja-mecab" of Japanese, "ko-mecab" of
+    Korean), and 13a for others. Warns where 13a takes whole sentences for words. Raises `DataError`
+    for different numbers of sentences, or none, `ConfigError` for an unknown tokenizer,
+    `MissingExtra` for one that is not installed. Post 2018, Popović 2015.
 
     >>> text = ["Ein Haus steht dort."]
     >>> round(jf.score_translations(text, text).bleu, 1)
     100.0
     """
-    return _score(hypotheses, references, tokenize="13a", label="")
+    _check_counts(hypotheses, references)
+    bleu = make_bleu(language, tokenize)
+    if bleu.tokenizer_signature == "13a" and _is_unsegmented(references):
+        warnings.warn(
+            "BLEU's tokenizer 13a takes whole sentences of these references for words, because "
+            "they have no spaces: give the language of the target text, or a tokenizer such as "
+            "zh, ja-mecab or char",
+            stacklevel=2,
+        )
+    return _score(bleu, hypotheses, references)
 
 
 def score_lowercased(hypotheses: Sequence[str], references: Sequence[str], language: str) -> Scores:
@@ -42,12 +70,24 @@ def score_lowercased(hypotheses: Sequence[str], references: Sequence[str], langu
     The signatures begin with `lc.norm.moses:LANGUAGE|`, because sacreBLEU only gets the tokens.
     Raises `DataError` for different numbers of sentences, or none.
     """
-    return _score(
-        lowercased_tokens(hypotheses, language),
-        lowercased_tokens(references, language),
-        tokenize="none",
-        label=f"lc.norm.moses:{language}|",
-    )
+    sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
+    return _score(make_bleu(tokenize="none"), *sides, label=f"lc.norm.moses:{language}|")
+
+
+def make_bleu(language: str = "", tokenize: str | None = None) -> Any:
+    """sacreBLEU's metric BLEU with the tokenizer that `score_translations` describes."""
+    metrics = optional_dependencies.load("sacrebleu").metrics
+    known = metrics.BLEU.TOKENIZERS
+    if tokenize is None:
+        code = re.split("[-_]", language.lower())[0]
+        tokenize = _TOKENIZERS.get(code, "13a")
+    elif tokenize not in known:
+        raise ConfigError(f"tokenize={tokenize!r}, but sacreBLEU has {', '.join(sorted(known))}")
+    try:
+        return metrics.BLEU(tokenize=tokenize, force=tokenize == "none")
+    except (ImportError, RuntimeError) as error:  # RuntimeError where a package is missing
+        reason = " ".join(str(error).split())
+        raise MissingExtra(f"BLEU's tokenizer {tokenize}: {reason}") from error
 
 
 def lowercased_tokens(lines: Sequence[str], language: str) -> list[str]:
@@ -161,11 +201,10 @@ def _exp(nats: float) -> float:
 
 
 def _score(
-    hypotheses: Sequence[str], references: Sequence[str], *, tokenize: str, label: str
+    bleu: Any, hypotheses: Sequence[str], references: Sequence[str], label: str = ""
 ) -> Scores:
     _check_counts(hypotheses, references)
-    sacrebleu = optional_dependencies.load("sacrebleu").metrics
-    bleu, chrf = sacrebleu.BLEU(tokenize=tokenize, force=tokenize == "none"), sacrebleu.CHRF()
+    chrf = optional_dependencies.load("sacrebleu").metrics.CHRF()
     sides = list(hypotheses), [list(references)]
     return Scores(
         bleu=bleu.corpus_score(*sides).score,
@@ -174,6 +213,12 @@ def _score(
         chrf_signature=label + str(chrf.get_signature()),
         sentences=len(references),
     )
+
+
+def _is_unsegmented(references: Sequence[str]) -> bool:
+    """Whether most letters are of scripts that are written without spaces between words."""
+    letters = sum(map(str.isalpha, "".join(references)))
+    return sum(len(_UNSEGMENTED.findall(line)) for line in references) > letters / 2
 
 
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:

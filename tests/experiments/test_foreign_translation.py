@@ -10,7 +10,7 @@ import pytest
 
 from experiments.harness.runs.checkpoint_selection import FINAL
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.translation import page
+from experiments.translation import evaluate, page
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_translator
 from jaxformer import load_pretrained, save_pretrained
@@ -24,8 +24,9 @@ from jaxformer.config import (
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.pipelines import translate, translate_ids
+from jaxformer.pipelines import score_pairs, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
+from jaxformer.text import metrics
 from jaxformer.text.tokenizers import Tokenizer
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
@@ -117,6 +118,29 @@ def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
     found = translate(load_translator(short), ["a b c", "h", "e d a b"], details=True)
     assert {len(text.ids) for texts in found for text in texts} == {4}
     assert all(0 not in text.ids for texts in found for text in texts)
+
+
+def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
+    folder, tmp_path, capsys
+):
+    lines, right = ["a b c", "h", "e d a b"], ["今天去银行", "a b", "b c d"]
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    (tmp_path / "right").write_text("\n".join(right) + "\n")
+    files = {"source": str(tmp_path / "in"), "target": str(tmp_path / "right")}
+    evaluate.main(evaluate.EvaluateOptions(run=str(folder), language="zh", **files))
+    record = json.loads(capsys.readouterr().out.splitlines()[-1])
+    made = translate(load_translator(folder), lines)
+    expected = metrics.score_translations(made, right, "zh")
+    assert record["bleu"] == expected.bleu and "|tok:zh|" in record["bleu_signature"]
+    assert record["translation"]["bos"] == 3 and record["search"]["length_penalty"] == 0.5
+
+    evaluate.main(evaluate.EvaluateOptions(run=str(folder), forced=True, **files))
+    sums = [float(line.split("\t")[0]) for line in capsys.readouterr().out.splitlines()]
+    pairs = list(zip(lines, right, strict=True))
+    found = score_pairs(load_pretrained(folder), pairs, load_generation_config(folder)[1], eos=(1,))
+    assert sums == pytest.approx([sum(row) for row in found], abs=1e-3)
+    with pytest.raises(ConfigError, match="has no test text: give --source and --target"):
+        evaluate.main(evaluate.EvaluateOptions(run=str(folder)))
 
 
 def test_a_wider_search_than_the_folders_can_be_asked_for(folder):

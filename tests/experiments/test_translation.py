@@ -37,7 +37,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def run(translation_run):
     """The finished run, which all commands of this module load once."""
-    with loaded_once(load_run, evaluate, export, runs=(translation_run,)):
+    with loaded_once(load_run, export, runs=(translation_run,)):
         yield translation_run
 
 

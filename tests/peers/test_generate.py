@@ -14,7 +14,7 @@ import pytest
 
 from jaxformer import beam_search, load_pretrained
 from jaxformer.decoding import SearchConfig
-from jaxformer.pipelines import make_step_fn, translate, translate_ids
+from jaxformer.pipelines import make_step_fn, score_pairs, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text.tokenizers import train_bpe
 from tests.peers.pairs import MARIAN, SIZES, V, build
@@ -234,7 +234,7 @@ def filled(tokens: np.ndarray, ends: int | tuple[int, ...], pad: int) -> np.ndar
     return np.where(before > 0, pad, tokens)
 
 
-def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
+def test_bart_reads_writes_and_scores_texts_as_theirs(torch, transformers, tmp_path, assert_equal):
     names = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
     train_bpe(LINES, 290, prefix="", special_tokens=names).save(tmp_path / "tokenizer.json")
     said = json.loads((tmp_path / "tokenizer.json").read_text())["model"]
@@ -252,8 +252,14 @@ def test_bart_reads_and_writes_texts_as_theirs(torch, transformers, tmp_path):
     inputs = tokenizer(LINES, padding=True, return_tensors="pt")
     written = theirs.generate(inputs["input_ids"], attention_mask=inputs["attention_mask"])
     expected = tokenizer.batch_decode(written, skip_special_tokens=True)
-    assert translate(load_pretrained(tmp_path), LINES) == expected
+    ours = load_pretrained(tmp_path)
+    assert translate(ours, LINES) == expected
     assert len(set(expected)) == len(LINES)
+    pairs = list(zip(LINES, LINES[::-1], strict=True))
+    for pair, found in zip(pairs, score_pairs(ours, pairs), strict=True):
+        both = tokenizer(pair[0], text_target=pair[1], return_tensors="pt")
+        assert_equal(-np.mean(found), theirs(**both).loss.detach())
+        assert len(found) == both["labels"].shape[1]
 
 
 @partial(jax.jit, static_argnums=(0, 3))

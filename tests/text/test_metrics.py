@@ -32,6 +32,28 @@ def test_bleu_of_one_wrong_word_is_the_product_worked_out_by_hand():
     assert scores.bleu == pytest.approx(100 * 0.2**0.25)
 
 
+def test_bleu_counts_the_words_that_the_language_has():
+    """Chinese has no spaces: 13a takes a sentence for one word."""
+    made, right = ["我今天去银行取钱。"], ["我昨天去银行取钱。"]
+    sacrebleu = pytest.importorskip("sacrebleu", reason="needs the extra experiments")
+    for tokenize, languages in {"zh": ("zh", "zh-CN", "zho_Hans"), "13a": ("de",)}.items():
+        expected = sacrebleu.corpus_bleu(
+            ["Bank. " + made[0]], [["Bank. " + right[0]]], tokenize=tokenize
+        )
+        for language in languages:
+            found = metrics.score_translations(
+                ["Bank. " + made[0]], ["Bank. " + right[0]], language
+            )
+            assert found.bleu == expected.score
+            assert f"|tok:{tokenize}|" in found.bleu_signature
+    assert metrics.score_translations(made, right, "zh").bleu > 50
+    assert "tok:char" in metrics.score_translations(made, right, "zh", "char").bleu_signature
+    with pytest.warns(UserWarning, match="give the language of the target text"):
+        assert metrics.score_translations(made, right).bleu == 0
+    with pytest.raises(ConfigError, match="tokenize='words', but sacreBLEU has 13a, char"):
+        metrics.score_translations(made, right, tokenize="words")
+
+
 def test_case_counts_unless_lowercased():
     shouted = [line.upper() for line in REFERENCES]
     assert metrics.score_translations(shouted, REFERENCES).bleu < 20

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from scipy.special import stdtrit
 
 from jaxformer import optional_dependencies
-from jaxformer.text.metrics import lowercased_tokens
+from jaxformer.text.metrics import lowercased_tokens, make_bleu
 
 Items = Float[np.ndarray, "runs items statistics"]
 Score = Callable[[Float[np.ndarray, "resamples statistics"]], Float[np.ndarray, " resamples"]]
@@ -139,20 +139,27 @@ def randomization_p_value(a: Items, b: Items, score: Score, trials: int = TRIALS
 
 
 def translation_items(
-    metric: str, hypotheses: list[str], references: list[str], language: str = ""
+    metric: str,
+    hypotheses: list[str],
+    references: list[str],
+    language: str = "",
+    tokenize: str | None = None,
 ) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:
     """The sums of each sentence that `metric` is made of, and the score of their sum.
 
-    `metric` is bleu, chrf or exact; after `lowercased.` for text of `language`, as
-    `jaxformer.text.metrics.score_lowercased` does. None for any other.
+    `metric` is bleu or chrf of text of `language`, as `jaxformer.text.metrics` computes them, also
+    after `lowercased.`, or exact. None for any other.
     """
     if metric == "exact":
         right = [(a == b, 1) for a, b in zip(hypotheses, references, strict=True)]
         return np.array(right, float), ratio
     lowercased, _, name = metric.rpartition(".")
-    scorer = _corpus_metric(name, tokenized=bool(lowercased))
-    if scorer is None or lowercased not in ("", "lowercased"):
+    if name not in ("bleu", "chrf") or lowercased not in ("", "lowercased"):
         return None
+    if name == "bleu":
+        scorer = make_bleu(language, "none" if lowercased else tokenize)
+    else:
+        scorer = optional_dependencies.load("sacrebleu").metrics.CHRF()
     if lowercased:
         sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
         hypotheses, references = sides
@@ -168,14 +175,6 @@ def ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resampl
 def exp_ratio(sums: Float[np.ndarray, "resamples 2"]) -> Float[np.ndarray, " resamples"]:
     """The exponential of `ratio`."""
     return np.exp(ratio(sums))
-
-
-def _corpus_metric(name: str, tokenized: bool) -> Any:
-    """sacreBLEU's metric, with the settings of `jaxformer.text.metrics`."""
-    metrics = optional_dependencies.load("sacrebleu").metrics
-    if name == "bleu":
-        return metrics.BLEU(tokenize="none" if tokenized else "13a", force=tokenized)
-    return metrics.CHRF() if name == "chrf" else None
 
 
 def _corpus_scores(
