@@ -31,7 +31,7 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.decoding import SearchConfig
-from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.int8 import quantize
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import translate_ids
 from jaxformer.pretrained import load_pretrained, save_pretrained
@@ -155,7 +155,7 @@ def jax_search(
     model = loaded.model
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), loaded.params)
     if dtype == "int8":
-        model, params = Int8(model), quantize(model, params)
+        params = quantize(model, params)
     config = SearchConfig(
         beam_size=work.beam_size,
         length_penalty=1.0,

@@ -13,7 +13,7 @@ from jaxformer.nn.heads import (
     TokenClassifier,
 )
 from jaxformer.nn.inspection import Patched, read_taps, tap, tap_names, with_attention_weights
-from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.int8 import quantize
 from jaxformer.nn.layers import Dropout, Embedding, FeedForward, LMHead, Norm
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, EncoderOutput
 from jaxformer.nn.stack import (
@@ -40,7 +40,6 @@ __all__ = [
     "EncoderOutput",
     "Ensemble",
     "FeedForward",
-    "Int8",
     "LMHead",
     "MakeBlock",
     "MaskedLMOutput",

@@ -161,8 +161,8 @@ class MultiHeadAttention(nn.Module):
         default = self.kernel_init
         return Dense(
             features,
-            axis=(-2, -1) if is_out else -1,
-            bias=self.use_bias if is_out else self.qkv_bias,
+            num_inputs=2 if is_out else 1,
+            use_bias=self.use_bias if is_out else self.qkv_bias,
             dtype=self.dtype,
             kernel_init=(self.out_init or default) if is_out else default,
             name=name,

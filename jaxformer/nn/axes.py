@@ -25,7 +25,7 @@ from flax.traverse_util import flatten_dict
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Encoder
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
-from jaxformer.nn.layers import Norm
+from jaxformer.nn.layers import Dense, Norm
 from jaxformer.nn.stack import Positions, Stack
 from jaxformer.ops.attention import AutoAttention, reference
 
@@ -184,7 +184,7 @@ def _of_module(trace: Trace, path: str, rank: int) -> tuple[tuple[str, ...], tup
     if isinstance(module, nn.Embed):
         return ("vocab",), ("embed",)
     features = 1
-    if isinstance(module, nn.DenseGeneral) and isinstance(module.features, tuple):
+    if isinstance(module, Dense | nn.DenseGeneral) and isinstance(module.features, tuple):
         features = len(module.features)
     num_inputs = rank - features if _is_dense(module) and name == "kernel" else min(rank - 1, 1)
     if _is_dense(module) and name == "bias":
@@ -193,7 +193,7 @@ def _of_module(trace: Trace, path: str, rank: int) -> tuple[tuple[str, ...], tup
 
 
 def _is_dense(module: nn.Module) -> bool:
-    return isinstance(module, nn.Dense | nn.DenseGeneral | nn.Conv)
+    return isinstance(module, Dense | nn.Dense | nn.DenseGeneral | nn.Conv)
 
 
 def _blocks(trace: Trace) -> list[str]:

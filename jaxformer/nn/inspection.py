@@ -203,7 +203,7 @@ def _replace_in_layers(functions: dict[int, Replacement], number: Any, x: jax.Ar
 
 def _places(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     """The shapes of a call's values as the modules record them."""
-    model = getattr(model, "model", model)  # that of Int8 or Patched
+    model = getattr(model, "model", model)  # that of Patched
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     inputs = inputs or (token,) * (1 + isinstance(model, EncoderDecoder))
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs)

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config.parts import Activation
 from jaxformer.ops import dropout as ops_dropout
-from jaxformer.ops.dense import add_bias, dense_dot_general, logits_matmul
+from jaxformer.ops.dense import QuantizedMatrix, add_bias, dense, logits_matmul, take_rows
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray
 
@@ -129,19 +129,15 @@ class Embedding(nn.Module):
             )
         init = self.table_init or nn.initializers.normal(self.d_model**-0.5)
         shape = self.vocab_size, self.d_model
-        self.table: Array = self.param("table", init, shape, jnp.float32)
+        self.table: Any = weights(self, "table", init, shape)
 
     def __call__(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
         """The vectors of `ids`; `ValueError` for ids outside the table, unless they are traced."""
         self._check_ids(ids)
-        vectors = self.lookup(ids).astype(self.dtype)
+        vectors = take_rows(self.table, ids).astype(self.dtype)
         if self.zero_id is not None:
             vectors = jnp.where(jnp.equal(ids, self.zero_id)[..., None], 0.0, vectors)
         return vectors * math.sqrt(self.d_model) if self.scale else vectors
-
-    def lookup(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
-        """The rows of the table that belong to `ids`."""
-        return jnp.take(self.table, ids, axis=0)
 
     def _check_ids(self, ids: Int[AnyArray, "*shape"]) -> None:
         if isinstance(ids, Tracer) or not getattr(ids, "is_fully_addressable", True):
@@ -180,7 +176,7 @@ class LMHead(nn.Module):
         """The logits of `hidden`, by the transpose of `embedding` where one is given."""
         if embedding is None:
             shape = hidden.shape[-1], self.vocab_size
-            matrix = self.param("kernel", self.kernel_init, shape, jnp.float32)
+            matrix = weights(self, "kernel", self.kernel_init, shape)
         else:
             matrix = embedding.table.T
         logits = logits_matmul(hidden, matrix)
@@ -245,8 +241,8 @@ def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax
     return x * inverse, inverse
 
 
-class Dense(nn.DenseGeneral):
-    """x W + b, by `dense_dot_general` and `add_bias`; with Flax's parameters and options.
+class Dense(nn.Module):
+    """x W + b, by `ops.dense`; the parameters are those of Flax's `DenseGeneral`.
 
     >>> x = jnp.ones((2, 3, 4))
     >>> out, variables = Dense((5, 7)).init_with_output(jax.random.key(0), x)
@@ -254,20 +250,42 @@ class Dense(nn.DenseGeneral):
     ((2, 3, 5, 7), (5, 7))
     """
 
-    use_bias: bool = False
-    """Flax's bias: off, since its gradient is summed in `dtype`."""
-    dot_general: Any = dense_dot_general
-    bias: bool = True
-    """There is a bias b."""
+    features: int | tuple[int, ...]
+    """The size of each output axis."""
+    num_inputs: int = 1
+    """The number of last axes of x that the product sums over."""
+    use_bias: bool = True
+    kernel_init: Initializer = nn.initializers.lecun_normal()
+    dtype: Any = jnp.float32
 
     @nn.compact
-    def __call__(self, inputs: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The outputs, of shape `features` in place of the last axes of `inputs`."""
-        out = super().__call__(inputs)
-        if not self.bias:
-            return out
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The outputs, of shape `features` in place of the last axes of `x`."""
         features = self.features if isinstance(self.features, tuple) else (self.features,)
-        return add_bias(out, self.param("bias", self.bias_init, features, self.param_dtype))
+        lead, inputs = x.shape[: -self.num_inputs], x.shape[-self.num_inputs :]
+
+        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            matrix = math.prod(inputs), math.prod(features)  # decides the deviation
+            return self.kernel_init(key, matrix, dtype).reshape(shape)
+
+        kernel = weights(self, "kernel", init, (*inputs, *features))
+        if not isinstance(kernel, QuantizedMatrix):
+            kernel = kernel.astype(self.dtype)
+        out = dense(x.astype(self.dtype), kernel, self.num_inputs).reshape(*lead, *features)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
+            out = add_bias(out, bias)
+        return out.astype(self.dtype)
+
+
+def weights(
+    module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]
+) -> jax.Array | QuantizedMatrix:
+    """The parameter `name` of `module`, or the quantised matrix in its place (see `quantize`)."""
+    stored = module.get_variable("params", name)
+    if isinstance(stored, QuantizedMatrix):
+        return stored
+    return module.param(name, init, shape, jnp.float32)
 
 
 class FeedForward(nn.Module):
@@ -324,7 +342,7 @@ class FeedForward(nn.Module):
         """The projection `name` of `x` to vectors of `size` numbers."""
         return Dense(
             size,
-            bias=self.use_bias,
+            use_bias=self.use_bias,
             dtype=self.dtype,
             kernel_init=(name == "down" and self.out_init) or self.kernel_init,
             name=name,

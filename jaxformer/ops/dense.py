@@ -1,7 +1,7 @@
 """Products of vectors with a matrix of floats or 8-bit integers, as XLA computes them fastest."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -9,11 +9,10 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
-from jaxtyping import Float, Float32, Int8, Num
+from jaxtyping import Float, Float32, Int, Int8, Num
 
+from jaxformer.ops.masks import AnyArray
 from jaxformer.ops.partitioning import partitioned
-
-Axes = tuple[Sequence[int], Sequence[int]]
 
 # The number of parts of a product of one vector with a matrix. On a CPU, XLA computes the whole
 # product on one thread and a batch of parts on several: with 2 cores, JAX 0.10 does so from 2 parts
@@ -45,46 +44,33 @@ class QuantizedMatrix:
         return QuantizedMatrix(self.values.T, self.scale, 1 - self.inputs)
 
 
-def dense_dot_general(
-    x: Num[Array, "..."],
-    kernel: Num[Array, "..."],
-    dimension_numbers: tuple[Axes, Axes],
-    precision: jax.lax.PrecisionLike = None,
+def dense(
+    x: Num[Array, "..."], kernel: Num[Array, "..."] | QuantizedMatrix, count: int = 1
 ) -> Num[Array, "..."]:
-    """`jax.lax.dot_general` of the last axes of `x` with the first axes of `kernel`.
+    """The product of the last `count` axes of `x` with the first ones of `kernel`.
 
-    The plain twin is `jax.lax.dot_general`: both give the same result to rounding. It is passed as
-    `dot_general=` to Flax's dense layers. Raises `ValueError` for other axes.
+    The plain twin is `jnp.tensordot(x, kernel, count)`: both give the same result to rounding. A
+    `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one axis, in float32.
     """
-    (x_axes, kernel_axes), batch = dimension_numbers
-    count = len(x_axes)
-    last, first = tuple(range(x.ndim - count, x.ndim)), tuple(range(count))
-    if (tuple(x_axes), tuple(kernel_axes)) != (last, first) or any(batch):
-        raise ValueError(
-            f"dense_dot_general was given the axes {tuple(x_axes)} of x {x.shape}, "
-            f"{tuple(kernel_axes)} of the kernel {kernel.shape} and the batch axes "
-            f"{tuple(map(tuple, batch))}, but it multiplies only the last axes of x with the first "
-            "axes of the kernel, without batch axes: use jax.lax.dot_general"
-        )
+    lead, size = x.shape[: x.ndim - count], math.prod(x.shape[x.ndim - count :])
+    vectors = x.reshape(-1, size)
+    if isinstance(kernel, QuantizedMatrix):
+        return int8_matmul(vectors, kernel).reshape(*lead, -1)
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
-    size = math.prod(kernel.shape[:count])
-    vectors, matrix = x.reshape(-1, size), kernel.reshape(size, -1)
-    positions = x.shape[x.ndim - count - 1] if x.ndim > count else 1
+    matrix = kernel.reshape(size, -1)
+    positions = lead[-1] if lead else 1
     if positions > 1 and math.prod(partitioned().values()) > 1:
         if matrix.dtype in _LOW and partitioned(("tensor",)):
             matrix = _convert_before(matrix)
         # Rows times positions could not be divided by position.
-        out = jnp.matmul(x.reshape(*x.shape[: x.ndim - count], size), matrix, precision=precision)
+        out = jnp.matmul(x.reshape(*lead, size), matrix)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
-        in_parts = partial(_multiply_in_parts, precision=precision)
-        multiply = partial(jnp.matmul, precision=precision)
-        padded = partial(padded_matmul, precision=precision)
         out = jax.lax.platform_dependent(
-            vectors, matrix, cpu=in_parts, tpu=padded, default=multiply
+            vectors, matrix, cpu=_multiply_in_parts, tpu=padded_matmul, default=jnp.matmul
         )
     else:
-        out = matmul(vectors, matrix, precision=precision)
-    return out.reshape(*x.shape[: x.ndim - count], *kernel.shape[count:])
+        out = matmul(vectors, matrix)
+    return out.reshape(*lead, *kernel.shape[count:])
 
 
 @jax.custom_vjp
@@ -171,14 +157,13 @@ def logits_matmul(
 ) -> Float32[Array, "... V"]:
     """`x` times `matrix` in float32; the plain twin is `x @ matrix` of float32 arrays.
 
-    A `QuantizedMatrix` is multiplied by `int8_matmul`. If `x` has 16 bits, `matrix` is rounded to
+    A `QuantizedMatrix` is multiplied as in `dense`. If `x` has 16 bits, `matrix` is rounded to
     the dtype of `x` once, and so is the gradient of the logits in the backward pass. The sums are
     not rounded: in bfloat16 several of the likeliest tokens would have equal logits.
     """
     if isinstance(matrix, QuantizedMatrix):
-        out = int8_matmul(x.reshape(-1, x.shape[-1]), matrix)
-        return out.reshape(*x.shape[:-1], -1)
-    # Unlike `dense_dot_general`, never in parts: parts of a transposed table would be copies.
+        return dense(x, matrix)
+    # Unlike `dense`, never in parts: parts of a transposed table would be copies.
     if x.dtype in _LOW:
         # Without a reshape a TPU's compiler fuses the gradient of the logits into the products.
         return _low_matmul(x, matrix)
@@ -244,13 +229,10 @@ def _align(matrix: Float[Array, "... V"]) -> Float[Array, "... W"]:
     return jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, more)])
 
 
-def _multiply_in_parts(
-    vector: Num[Array, "1 I"], matrix: Num[Array, "I O"], precision: jax.lax.PrecisionLike
-) -> Num[Array, "1 O"]:
+def _multiply_in_parts(vector: Num[Array, "1 I"], matrix: Num[Array, "I O"]) -> Num[Array, "1 O"]:
     """`vector` times `matrix`, as the sum over the parts of I."""
     vector, matrix = vector.reshape(_PARTS, 1, -1), matrix.reshape(_PARTS, -1, matrix.shape[1])
-    out = summed_in_float32(partial(jnp.matmul, precision=precision), vector, matrix)
-    return out.sum(0).astype(vector.dtype)
+    return summed_in_float32(jnp.matmul, vector, matrix).sum(0).astype(vector.dtype)
 
 
 def is_quantized(leaf: Any) -> bool:
@@ -264,8 +246,12 @@ def quantize_matrix(matrix: Float[Array, "rows columns"], inputs: int) -> Quanti
     return QuantizedMatrix(values, scale.squeeze(inputs), inputs)
 
 
-def take_rows(table: QuantizedMatrix, ids: Array) -> Float[Array, "*shape I"]:
-    """The rows of `table` [O, I] that belong to `ids` [...]."""
+def take_rows(
+    table: Float[Array, "O I"] | QuantizedMatrix, ids: Int[AnyArray, "*shape"]
+) -> Float[Array, "*shape I"]:
+    """The rows of `table` that belong to `ids`."""
+    if not isinstance(table, QuantizedMatrix):
+        return jnp.take(table, ids, axis=0)
     return jnp.take(table.values, ids, axis=0) * jnp.take(table.scale, ids)[..., None]
 
 

@@ -14,15 +14,13 @@ import numpy as np
 
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.spec import AttentionSpec
-from jaxformer.ops.dense import dense_dot_general, logits_matmul
+from jaxformer.ops.dense import dense, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
-        "dense_dot_general": lambda x, matrix: dense_dot_general(
-            x, matrix, (((1,), (0,)), ((), ()))
-        ),
+        "dense": dense,
         "logits_matmul": logits_matmul,
     }
 )

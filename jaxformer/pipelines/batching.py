@@ -17,7 +17,6 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.cache import sees_order
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
-from jaxformer.nn.int8 import Int8
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
 from jaxformer.nn.stack import unstack_blocks
 from jaxformer.pretrained.loaded import Loaded
@@ -43,7 +42,7 @@ _PIPELINES: dict[type, str] = {
 
 
 def unwrapped(model: Any) -> Any:
-    """The model itself, or that inside `Int8`, `Ensemble` or `Patched`, also one in another."""
+    """The model itself, or that inside `Ensemble` or `Patched`, also one in another."""
     return unwrapped(model.model) if hasattr(model, "model") else model
 
 
@@ -184,7 +183,6 @@ def can_refill(model: Any, params: Any) -> bool:
 
     Another block than those here may need the order.
     """
-    model = model.model if isinstance(model, Int8) else model
     if not isinstance(model, DecodingModel) or model.block not in (Block, *REMAT.values()):
         return False
     return not sees_order(model.config) and strategy_of(params).mesh.size == 1
@@ -275,9 +273,6 @@ def unstacked(model: Any, params: Any) -> tuple[Any, Any]:
     A step of decoding then reads weights and cache of a layer where they are. A scan copies them
     out of its stacked arrays, for each token.
     """
-    if isinstance(model, Int8):
-        body, params = unstacked(model.model, params)
-        return Int8(body), params
     if not isinstance(model, DecodingModel) or not model.config.scan_layers:
         return model, params
     return model.clone(config=replace(model.config, scan_layers=False)), unstack_blocks(params)

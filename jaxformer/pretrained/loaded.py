@@ -38,7 +38,7 @@ class Loaded:
     """
 
     model: Any
-    """The model, perhaps as `Int8`, `Ensemble` or `Patched`."""
+    """The model, perhaps as `Ensemble` or `Patched`."""
     params: Any
     """Its parameters in nested dicts; numpy arrays where they are read from a folder."""
     tokenizer: Tokenizer | None = None

@@ -11,7 +11,7 @@ from jaxformer import DecoderOnly, EncoderDecoder, TransformerConfig
 from jaxformer.config import Alibi, AttentionOptions, Learned, Relative, Rotary, Sinusoidal
 from jaxformer.decoding import Prompts, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.int8 import quantize
 from jaxformer.pipelines import translate_ids
 from jaxformer.pipelines.continuation import Round, continue_ids
 
@@ -75,7 +75,7 @@ def test_a_continuation_does_not_depend_on_its_row_and_time(positions, penalty, 
     model, rng = DecoderOnly(config(positions)), np.random.default_rng(2)
     params = drawn(model, jnp.ones((1, 3), int))
     if int8:
-        model, params = Int8(model), quantize(model, params)
+        params = quantize(model, params)
     prompts = [rng.integers(3, V, rng.integers(1, 7)) for _ in range(N)]
     sizes, tokens = [len(ids) for ids in prompts], rows_of(prompts, 6, left=True)
     given = Prompts(tokens[:, -1], lengths_of(LIMITS), lengths_of(range(40, 40 + N)))

@@ -18,7 +18,8 @@ from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, parameter_axes
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
-from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.int8 import quantize
+from jaxformer.nn.layers import Dense
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops.dense import is_quantized
 from jaxformer.training.lora import FROZEN, add_adapters, merge_adapters
@@ -104,6 +105,15 @@ class Mixer(nn.Module):
         return x * gain[None, None] + nn.DenseGeneral(size, axis=(-2, -1), name="proj")(
             h
         ), layer_cache
+
+
+class DenseMixer(nn.Module):
+    """A user's block that is made of our dense layers and of one of Flax."""
+
+    @nn.compact
+    def __call__(self, x, mask, *, layer_cache=None, **others):
+        h = Dense((3, 4), name="w_in")(nn.Dense(x.shape[-1], name="of_flax")(x))
+        return Dense(x.shape[-1], num_inputs=2, name="proj")(h), layer_cache
 
 
 class NamedMixer(Mixer):
@@ -201,8 +211,13 @@ def test_an_adapter_of_a_users_matrix_is_inputs_by_rank_by_outputs(users_model):
 
 
 @pytest.mark.long
-def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(users_model):
-    model, params, _, block = users_model
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(
+    scan_layers, random_params
+):
+    model = mixing(DenseMixer, scan_layers=scan_layers)
+    params = random_params(model, np.ones((2, 5), np.int32))
+    block = "decoder/stacked_blocks" if scan_layers else "decoder/blocks_0"
     quantized = jax.jit(quantize, static_argnums=0)(model, params)
     leaves = jax.tree_util.tree_leaves_with_path(quantized, is_leaf=is_quantized)
     found = {
@@ -214,9 +229,7 @@ def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(users_
     }
     assert found[f"{block}/proj/kernel"].values.shape[-2:] == (10, 12)
     ids = np.random.default_rng(1).integers(0, 22, (2, 5))
-    logits, exact = (
-        m.apply({"params": p}, ids) for m, p in ((Int8(model), quantized), (model, params))
-    )
+    logits, exact = (model.apply({"params": given}, ids) for given in (quantized, params))
     assert 1e-4 < np.linalg.norm(logits - exact) / np.linalg.norm(exact) < 0.05
 
 

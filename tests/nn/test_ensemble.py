@@ -11,7 +11,7 @@ from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
-from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.int8 import quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import complete, score_pairs, translate
 from jaxformer.pipelines.batching import pad_right
@@ -124,9 +124,7 @@ def test_language_models_and_models_in_8_bits_decode_together(tokenizer, random_
         x.ids for x in complete(Loaded(model, first, tokenizer), texts, *settings, details=True)
     ]
     small = stack_members([quantize(model, params) for params in (first, second)])
-    mixed = complete(
-        Loaded(Ensemble(Int8(model)), small, tokenizer), texts, *settings, details=True
-    )
+    mixed = complete(Loaded(Ensemble(model), small, tokenizer), texts, *settings, details=True)
     assert [x.ids for x in mixed] != [x.ids for x in found]
 
 

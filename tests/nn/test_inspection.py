@@ -12,9 +12,9 @@ from flax import linen as nn
 
 import jaxformer as jf
 from jaxformer.errors import ConfigError
-from jaxformer.nn import Int8, quantize
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.inspection import Patched, read_taps, tap, tap_names, with_attention_weights
+from jaxformer.nn.int8 import quantize
 from jaxformer.ops.attention import blockwise
 
 TRANSLATOR = jf.TransformerConfig(
@@ -236,8 +236,8 @@ def test_a_patched_model_decodes_with_a_cache(translator, assert_equal):
 @pytest.mark.long
 def test_a_model_in_8_bits_is_patched_too(gpt):
     params = jax.jit(quantize, static_argnums=0)(gpt.model, gpt.params)
-    swapped = Patched(Int8(gpt.model), {"decoder/input": lambda x: x[::-1]})
-    expected = call(Int8(gpt.model), params, TOKENS[::-1])
+    swapped = Patched(gpt.model, {"decoder/input": lambda x: x[::-1]})
+    expected = call(gpt.model, params, TOKENS[::-1])
     assert np.array_equal(call(swapped, params, TOKENS), expected)
 
 

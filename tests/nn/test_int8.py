@@ -18,10 +18,8 @@ from jaxformer.config import (
     Rotary,
     TransformerConfig,
 )
-from jaxformer.errors import ConfigError
-from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.nn.int8 import Int8, quantize
-from jaxformer.nn.layers import LMHead
+from jaxformer.nn.int8 import quantize
+from jaxformer.nn.layers import Dense, LMHead
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder
 from jaxformer.ops.dense import QuantizedMatrix, is_quantized
 from tests.pretrained.models import MODELS, inputs_of
@@ -75,11 +73,11 @@ def representable(model, params):
 
 
 def with_rounded_rows(call, args, kwargs, context):
-    """The inputs of Flax's layers and of the output layer, each row rounded."""
+    """The inputs of dense layers and of the output layer, each row rounded."""
     module, x = context.module, args[0] if args else None
-    dense = context.method_name == "__call__" and isinstance(module, nn.Dense | nn.DenseGeneral)
-    if dense or (context.method_name == "__call__" and isinstance(module, LMHead)):
-        return call(rounded(x, getattr(module, "axis", -1)), *args[1:], **kwargs)
+    if context.method_name == "__call__" and isinstance(module, Dense | LMHead):
+        axes = (-2, -1)[-getattr(module, "num_inputs", 1) :]
+        return call(rounded(x, axes), *args[1:], **kwargs)
     return call(*args, **kwargs)
 
 
@@ -110,7 +108,7 @@ def test_weights_that_8_bits_hold_give_each_family_the_logits_of_floats(random_p
         with nn.intercept_methods(with_rounded_rows):
             expected = model.apply({"params": params}, *ids)
         floats = model.apply({"params": params}, *ids)
-        return Int8(model).apply({"params": in_8_bits}, *ids), expected, floats
+        return model.apply({"params": in_8_bits}, *ids), expected, floats
 
     in_8_bits, expected, floats = map(np.asarray, logits(quantize(model, params), params))
     assert in_8_bits.dtype == expected.dtype == np.float32
@@ -147,7 +145,7 @@ def leaves(tree):
 def test_a_step_multiplies_weights_in_8_bits_and_never_a_single_row(random_params, rows):
     """For a single row of 8 bits XLA on a CPU has a loop that takes 20 times as long."""
     model, params, _ = build(random_params, GPT)
-    model, params = Int8(model), quantize(model, params)
+    params = quantize(model, params)
     cache = model.apply({"params": params}, rows, max_length=5, method="init_cache")
 
     def step(params, cache):
@@ -159,11 +157,3 @@ def test_a_step_multiplies_weights_in_8_bits_and_never_a_single_row(random_param
     assert len(whole) == 8, "query, key, value, out, gate, up, down and the output"
     assert len(products) - len(whole) == 2, "attention's own"
     assert all(f"tensor<{max(rows, 2)}x" in line for line in whole)
-
-
-def test_a_model_that_does_not_decode_and_parameters_in_float_are_refused(random_params):
-    with pytest.raises(ConfigError, match="a MaskedLanguageModel was given"):
-        Int8(MaskedLanguageModel(TRANSLATOR))
-    model, params, ids = build(random_params, GPT)
-    with pytest.raises(ConfigError, match=r"not quantized: give quantize"):
-        Int8(model).apply({"params": params}, *ids)

@@ -21,7 +21,7 @@ from jaxformer.distributed import (
     single,
 )
 from jaxformer.errors import CheckpointError, ConfigError
-from jaxformer.nn.int8 import Int8, quantize
+from jaxformer.nn.int8 import quantize
 from jaxformer.pretrained import Loaded
 
 CheckpointName = Literal["final", "best", "last", "average", "ema"]
@@ -237,9 +237,8 @@ def read_result(folder: Path) -> TrainResult:
 
 
 def in_int8(loaded: _Loaded) -> _Loaded:
-    """`loaded` with its `model` and `params` in 8 bits."""
-    params = quantize(loaded.model, loaded.params)
-    return replace(loaded, model=Int8(loaded.model), params=params)
+    """`loaded` with its `params` in 8 bits."""
+    return replace(loaded, params=quantize(loaded.model, loaded.params))
 
 
 def check_folder(folder: Path) -> None:
