@@ -75,7 +75,7 @@ if TYPE_CHECKING:  # `as` makes a name public
     from jaxformer.nn import tap_names as tap_names
     from jaxformer.nn import unstack_blocks as unstack_blocks
     from jaxformer.nn import with_attention_weights as with_attention_weights
-    from jaxformer.ops.attention import AutoAttention as AutoAttention
+    from jaxformer.ops.attention import auto_attention as auto_attention
     from jaxformer.ops.cross_entropy import cross_entropy as cross_entropy
     from jaxformer.ops.dropout import DropoutRng as DropoutRng
     from jaxformer.ops.masks import AttentionMask as AttentionMask
@@ -127,7 +127,7 @@ _NAMES = {
         Ensemble FeedForward MaskedLanguageModel MultiHeadAttention Norm Patched Stack
         parameter_axes read_taps stack_blocks stack_members tap tap_names unstack_blocks
         with_attention_weights""",
-    "ops.attention": "AutoAttention",
+    "ops.attention": "auto_attention",
     "ops.cross_entropy": "cross_entropy",
     "ops.dropout": "DropoutRng",
     "ops.masks": "AttentionMask",

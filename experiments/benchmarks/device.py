@@ -32,6 +32,7 @@ from experiments.harness.planning.targets import TPUS
 from experiments.harness.results.statistics import rounded
 from experiments.harness.results.tables import Table, plain
 from experiments.harness.runs import distributed
+from experiments.harness.training.device_check import compare, compare_products
 from experiments.harness.training.session import choose_devices
 from experiments.harness.training.training_config import DeviceChoice
 from experiments.harness.training.utilization import ACCELERATORS, DEVICE_KINDS, peak_of
@@ -40,8 +41,7 @@ from jaxformer import __version__
 from jaxformer.config import Count, Positive, with_fields
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
-from jaxformer.ops.attention import ATTENTION_FNS, DEVICE_FUNCTIONS, AttentionSpec, DeviceInfo
-from jaxformer.ops.first_contact import compare, compare_products
+from jaxformer.ops.attention import KERNELS, AttentionSpec, DeviceInfo
 from jaxformer.runtime import setup_process
 
 CHECKS = ("attention", "products", "collectives", "training", "decoding")
@@ -74,7 +74,7 @@ class DeviceOptions(DeviceChoice):
 
     only: tuple[str, ...] = CHECKS
     """attention, products, collectives, training, decoding."""
-    attention_fns: tuple[str, ...] = tuple(ATTENTION_FNS)
+    attention_fns: tuple[str, ...] = tuple(kernel.name for kernel in KERNELS)
     """Attention functions; also your own as package.module:name."""
     kinds: tuple[str, ...] = tuple(KINDS)
     """Kinds of attention calls that are compared with reference."""
@@ -169,14 +169,14 @@ def checks(options: DeviceOptions, devices: Strategy) -> Iterator[tuple[str, Mea
 
 def supported_calls(name: str, options: DeviceOptions) -> dict[str, AttentionSpec]:
     """The kinds of calls that an attention function supports on this device; all of your own."""
-    shape, function = options.shape, DEVICE_FUNCTIONS.get(name)
-    calls = {}
+    shape, calls = options.shape, {}
+    kernel = next((each for each in KERNELS if each.name == name and each.device), None)
     for kind in options.kinds:
         sizes = {"queries": shape.seq_len, "keys": shape.seq_len, "heads": shape.num_heads}
         sizes |= {"key_size": shape.head_dim, "value_size": shape.head_dim}
         fields = {"kv_heads": shape.num_heads, "dtype": shape.dtype, **sizes, **KINDS[kind]}
         spec = AttentionSpec(batch=shape.batch_size, **fields)
-        if function is None or not function.unsupported_reasons(spec, DeviceInfo.current()):
+        if kernel is None or not kernel.why_not(spec, DeviceInfo.current()):
             calls[kind] = spec
     return calls
 
@@ -208,8 +208,8 @@ def attention(
     name: str, calls: dict[str, AttentionSpec], options: DeviceOptions
 ) -> dict[str, float]:
     """An attention function: calls of all kinds against `reference`, then its speed."""
-    verdicts = {kind: compare(name, find_attention(name), spec) for kind, spec in calls.items()}
-    failures = [f"{kind}: {each.failure}" for kind, each in verdicts.items() if each.failure]
+    results = {kind: compare(name, find_attention(name), spec) for kind, spec in calls.items()}
+    failures = [f"{kind}: {each.failure}" for kind, each in results.items() if each.failure]
     if failures:
         raise CaseFailed("; ".join(failures))
     return {"kinds": len(calls), **rates(jax_attention(name, options.shape), options.repetitions)}
@@ -217,9 +217,9 @@ def attention(
 
 def products(dtype: str, options: DeviceOptions) -> dict[str, float]:
     """Products in `dtype` against float64, then the speed of a large one at default precision."""
-    verdict = compare_products(dtype)
-    if verdict.failure:
-        raise CaseFailed(verdict.failure)
+    result = compare_products(dtype)
+    if result.failure:
+        raise CaseFailed(result.failure)
     size = options.product_size
     a, b = (jax.random.normal(jax.random.key(seed), (size, size), dtype) for seed in (0, 1))
     with jax.default_matmul_precision("default"):

@@ -279,8 +279,7 @@ def planned_seconds(
     name = DEVICE_KINDS.get(peak.kind)
     if name not in TPUS:
         return flops / peak.total if peak.total else None
-    selections = getattr(model.attention_fn, "selections", [])
-    specs = [selection.spec for selection in selections]
+    specs = [spec for _, spec in getattr(model.attention_fn, "calls", [])]
     program = Program(compiled.as_text() or "")
     return step_time(program, name, specs).total
 

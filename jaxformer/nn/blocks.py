@@ -17,7 +17,7 @@ from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.attention.spec import FLASH_RESIDUALS
+from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.ops.partitioning import divide_positions, gather_positions

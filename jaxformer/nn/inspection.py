@@ -177,7 +177,7 @@ def with_attention_weights(model: Any) -> Any:
     """`model` with the attention function that has weights to read and replace, `reference`.
 
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
-    >>> readable = jf.with_attention_weights(jf.DecoderOnly(config, jf.AutoAttention()))
+    >>> readable = jf.with_attention_weights(jf.DecoderOnly(config, jf.auto_attention))
     """
     block = Block if model.block in REMAT.values() else model.block
     return model.clone(attention_fn=reference, block=block)

@@ -119,8 +119,8 @@ class Stack(nn.Module):
         config = self.config
         if not callable(self.attention_fn):
             raise ConfigError(
-                f"attention_fn={self.attention_fn!r} is not a function: give AutoAttention(), or "
-                f"one of ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
+                f"attention_fn={self.attention_fn!r} is not a function: give one of "
+                f"ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
             )
         if self.num_layers < 1:
             field = f"num_{self.name}_layers" if self.name else "num_layers"

@@ -27,7 +27,7 @@ from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, reference
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
 from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
@@ -336,6 +336,4 @@ def _with_vocabularies(sizes: TransformerConfig, shapes: Mapping[str, Any]) -> T
 
 
 def _attention_fn(name: str) -> AttentionFn:
-    if name == "auto":
-        return AutoAttention()
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")

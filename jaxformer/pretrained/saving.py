@@ -25,7 +25,7 @@ from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.nn.stack import unstack_blocks
-from jaxformer.ops.attention import ATTENTION_FNS, AutoAttention, reference
+from jaxformer.ops.attention import ATTENTION_FNS, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
 from jaxformer.pretrained.generation_config import generation_json
@@ -187,7 +187,7 @@ def _refuse_own_parts(model: Any) -> None:
     }
     for name, values in known.items():
         value = getattr(body, name)
-        if not any(value is one for one in values) and not isinstance(value, AutoAttention):
+        if not any(value is one for one in values):
             called = getattr(value, "__name__", repr(value))
             raise ConfigError(
                 f"the model has the {name} {called}, which no family has, so the folder would "

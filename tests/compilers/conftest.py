@@ -10,11 +10,12 @@ import pytest
 
 from experiments.harness.planning import devices, parse_target
 from experiments.harness.planning.hlo import Program
-from jaxformer import AutoAttention, DecoderOnly, OptimizerConfig, TransformerConfig
+from jaxformer import DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
 from jaxformer.nn.blocks import REMAT
 from jaxformer.text.data import StreamBatch
 from jaxformer.training import causal_loss, init_train_state, make_optimizer
+from tests.compilers.recorded import Recorded
 
 
 @pytest.fixture(autouse=True)
@@ -90,7 +91,7 @@ def compiled_step(
 
     `options` are those of `Strategy.step`.
     """
-    attention = AutoAttention()
+    attention = Recorded()
     model = DecoderOnly(config, attention, block)
     strategy = strategy.for_model(model)
     optimizer = make_optimizer(OptimizerConfig())
@@ -112,4 +113,4 @@ def compiled_step(
     )
     step = strategy.step(causal_loss(model), optimizer, grad_accumulation=parts, **options)
     program = step.lower(strategy.abstract(make_state), batch).compile()
-    return program, {each.name for each in attention.selections if each.spec.queries == length}
+    return program, {name for name, spec in attention.calls if spec.queries == length}

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxformer import AttentionMask, AutoAttention
+from jaxformer import AttentionMask
 from jaxformer.config import AttentionOptions
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from tests.compilers.conftest import CONFIG, compiled_step, counts
+from tests.compilers.recorded import Recorded
 
 pytestmark = pytest.mark.compiler
 
@@ -47,7 +48,7 @@ def test_heads_of_256_have_cudnn_on_a_hopper_that_is_not_here(h100s):
     mesh = Mesh([h100s(1)[0]], ("data",))
     leaf = jax.ShapeDtypeStruct((2, 64, 3, 256), jnp.bfloat16)
     leaf = leaf.update(sharding=NamedSharding(mesh, PartitionSpec()))
-    attention = AutoAttention()
+    attention = Recorded()
 
     def loss(*inputs):
         return jnp.sum(attention(*inputs, AttentionMask(causal=True), scale=0.1, bias=None))

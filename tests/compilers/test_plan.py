@@ -74,7 +74,7 @@ def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu
     )
     (devices,) = tpu_devices("v5e:1x1")[:1]
     step = planning.compile_step(config, plan.training_of("language_modelling"), [devices])
-    specs = [selection.spec for _, selection in step.attention]
+    specs = [call.spec for call in step.attention]
     cycles = planning.step_time(step.program, "v5e", specs).cycles
     lines = results.read(results.ROOT / "benchmarks" / results.FILE)
     (known,) = (

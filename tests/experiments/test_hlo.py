@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness.planning import StepMemory, counting, describe
-from experiments.harness.planning.compiling import OtherProgram
+from experiments.harness.planning.compiling import AttentionCall, OtherProgram
 from experiments.harness.planning.hlo import Program, Shape, group_size
 from experiments.harness.planning.step_time import seen_keys, step_time
-from jaxformer.ops.attention import AttentionSpec, select
-from jaxformer.ops.attention.spec import DeviceInfo
+from jaxformer.ops.attention import AttentionSpec, DeviceInfo, explain
 
 # As a TPU's compiler writes it: the loop says no trip count, one collective is spread over two
 # kernels, all gathers have one channel, a fusion without a name of its own sums and slices, a
@@ -212,16 +211,17 @@ def test_what_goes_to_another_slice_takes_the_time_of_the_network():
 
 
 def test_a_report_says_what_the_program_holds(tpu):
-    selection = select(SPEC, DeviceInfo("tpu", "TPU v5 lite"))
+    explanation = explain(SPEC, DeviceInfo("tpu", "TPU v5 lite"))
+    flash = AttentionCall("tpu_flash", SPEC, explanation)
     memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33)
     step: Any = SimpleNamespace(
         program=tpu,
         memory=memory,
         seconds=61.0,
         shortage="",
-        attention=[("blockwise", selection)],
+        attention=[AttentionCall("blockwise", SPEC, explanation)],
         others=[
-            OtherProgram("validation", 2_500_000_000, [("tpu_flash", selection)], tpu),
+            OtherProgram("validation", 2_500_000_000, [flash], tpu),
             OtherProgram("averaging", 31_000_000_000),
         ],
     )
@@ -238,7 +238,7 @@ def test_a_report_says_what_the_program_holds(tpu):
         "work per step       1.970e+13 FLOPs by the equations",
         "    512.00 kB      1 x f32[1000,128]",
         "attention           blockwise, for",
-        "                    auto selects tpu_flash, because: the fastest that",
+        "                    auto takes tpu_flash",
         "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
         "        1       40 B     4  reduce-scatter s32, asynchronous, once",
     ):

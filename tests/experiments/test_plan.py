@@ -296,8 +296,8 @@ def test_a_quick_estimate_is_a_share_of_what_this_compiler_needs_also_with_a_sof
     counted = step.compiled.memory_analysis()
     assert step.memory.temporary == int(0.42 * counted.temp_size_in_bytes) > 0
     assert step.memory.arguments == counted.argument_size_in_bytes
-    ((name, selection),) = step.attention
-    assert name == "reference" and selection.spec.softcap == 5.0
+    (call,) = step.attention
+    assert call.name == "reference" and call.spec.softcap == 5.0
     # XLA counts the flops of the equations, and those above the diagonal
     flops = step.compiled.cost_analysis()["flops"]
     assert 1.0 < flops / language_plan.flops_of(config) < 1.5

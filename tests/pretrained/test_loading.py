@@ -19,7 +19,7 @@ from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.ops.attention import AutoAttention, blockwise, reference
+from jaxformer.ops.attention import auto_attention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import ACTIVATIONS, write_config
@@ -364,7 +364,7 @@ def test_what_may_compute_something_else_is_never_exported(model, reason):
         check_savable(model)
 
 
-@pytest.mark.parametrize("part", [{"block": REMAT["matmuls"]}, {"attention_fn": AutoAttention()}])
+@pytest.mark.parametrize("part", [{"block": REMAT["matmuls"]}, {"attention_fn": auto_attention}])
 def test_parts_that_compute_the_same_are_exported(part):
     check_savable(DecoderOnly(GPT2, **part))
 

@@ -15,7 +15,7 @@ from experiments.harness.training.session import choose_devices
 from jaxformer import distributed
 from jaxformer.distributed import Strategy
 from jaxformer.errors import is_out_of_memory
-from jaxformer.ops.attention import AttentionFn, AttentionSpec, AutoAttention, Selection, select
+from jaxformer.ops.attention import AttentionFn, AttentionSpec, auto_attention, choose, explain
 from jaxformer.training.train_step import TrainState
 
 # For a quick estimate by the CPU's compiler. Buffers are laid out before machine code is generated,
@@ -82,8 +82,8 @@ class OtherProgram(NamedTuple):
     name: str
     memory: int
     """The bytes that a device needs while the program runs, with the whole state."""
-    attention: list[tuple[str, Selection]] = []
-    """The name of the attention function, and what would be selected, of each call."""
+    attention: list["AttentionCall"] = []
+    """The different calls of attention."""
     program: Program | None = None
     """None where nothing is compiled: averaging adds up pieces of files."""
     shortage: str = ""
@@ -104,8 +104,8 @@ class CompiledStep:
     """Into how many parts the devices divide the rows of a batch."""
     seconds: float
     """The compiler's time."""
-    attention: list[tuple[str, Selection]]
-    """The name of the attention function, and what would be selected, of each call."""
+    attention: list["AttentionCall"]
+    """The different calls of attention."""
     compile_others: Callable[[], Iterator[OtherProgram]]
     temporary_share: float = 1.0
     """The share of the compiler's temporary memory that the target needs."""
@@ -153,20 +153,28 @@ class Abstract(NamedTuple):
     step: distributed.CompiledStep
 
 
-class AttentionCalls:
-    """The attention function `attention_fn`, called `name`, that notes its calls.
+class AttentionCall(NamedTuple):
+    """One call of attention in a program."""
 
-    `calls` are (name of the function that computes the call, what `select` says of it), each once.
-    """
+    name: str
+    """The attention function that computes it."""
+    spec: AttentionSpec
+    explanation: str
+    """What `explain` says of it."""
+
+
+class AttentionCalls:
+    """The attention function `attention_fn`, called `name`, that notes its different calls."""
 
     def __init__(self, attention_fn: AttentionFn, name: str) -> None:
-        self.calls: list[tuple[str, Selection]] = []
+        self.calls: list[AttentionCall] = []
         self._attention_fn = attention_fn
         self._name = name
 
     def __call__(self, q, k, v, mask, *, bias=None, dropout=None, scale, **options):
-        selection = select(AttentionSpec.create(q, k, v, mask, bias, dropout, **options))
-        call = (selection.name if self._name == "auto" else self._name), selection
+        spec = AttentionSpec.create(q, k, v, mask, bias, dropout, **options)
+        name = choose(spec).name if self._name == "auto" else self._name
+        call = AttentionCall(name, spec, explain(spec))
         if call not in self.calls:
             self.calls.append(call)
         return self._attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
@@ -177,7 +185,8 @@ def abstract_run(config: Any, training: PlannedTraining, devices: Any) -> Abstra
     strategy = choose_devices(config.strategy, config.mesh, devices=devices)
     batch, model = training.batch(config), training.build_model(config)
     name = config.training.attention_fn
-    attention = AttentionCalls(AutoAttention() if name == "auto" else model.attention_fn, name)
+    attention_fn = auto_attention if name == "auto" else model.attention_fn
+    attention = AttentionCalls(attention_fn, name)
     model = model.clone(attention_fn=attention)
     strategy = strategy.for_model(model)
     make_state, step = training.assemble(config, model, batch, strategy)

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from experiments.harness.planning.compiling import TPU_SHARE, CompiledStep
+from experiments.harness.planning.compiling import TPU_SHARE, AttentionCall, CompiledStep
 from experiments.harness.planning.counting import (
     Collective,
     between_slices,
@@ -20,7 +20,6 @@ from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.nn.blocks import REMAT
-from jaxformer.ops.attention import Selection
 
 ASSUMPTIONS = f"""\
 The temporary memory of a step is {TPU_SHARE} of what XLA's CPU compiler needs, because a
@@ -93,7 +92,7 @@ def _other_lines(step: CompiledStep, accelerator: str, estimate: bool) -> list[s
     )
     for program in step.others:
         fits = "" if program.memory <= free else ": MAY NOT FIT" if estimate else ": DOES NOT FIT"
-        names = sorted({name for name, _ in program.attention})
+        names = sorted({call.name for call in program.attention})
         by = f", attention by {' and '.join(names)}" if names and not estimate else ""
         lines.append(f"  {gigabytes(program.memory):>9}  {program.name}{by}{fits}")
         if program.program and not estimate:
@@ -182,14 +181,18 @@ def _memory_lines(step: CompiledStep, accelerator: str, too_large: str) -> list[
     ]
 
 
-def attention_lines(attention: Sequence[tuple[str, Selection]]) -> list[str]:
+def attention_lines(attention: Sequence[AttentionCall]) -> list[str]:
     """The function that computes each call of `attention`, and why."""
     lines = []
-    for name, selection in attention:
+    for name, spec, explanation in attention:
         lines.append(f"attention           {name}, for")
-        lines += _wrapped(str(selection.spec))
-        selected = "" if name == selection.name else f"auto selects {selection.name}, "
-        lines += _wrapped(f"{selected}because: {selection.reason}")
+        lines += _wrapped(str(spec))
+        chosen, *reasons = explanation.splitlines()
+        chosen = chosen.rpartition(" ")[2]
+        if name != chosen:
+            lines += _wrapped(f"auto takes {chosen}")
+        for reason in reasons:
+            lines += _wrapped(reason.strip())
     return lines
 
 
@@ -226,7 +229,7 @@ def _time_lines(
     step: CompiledStep, accelerator: str, flops: float, tokens: int, peak: float
 ) -> list[str]:
     """Time and speed on a TPU; `peak` is in FLOP/s of all devices."""
-    specs = [selection.spec for _, selection in step.attention]
+    specs = [call.spec for call in step.attention]
     time = step_time(step.program, accelerator, specs)
     clock = TPUS[accelerator].clock / 1e9
     return [

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
-from experiments.harness.training import first_contact
+from experiments.harness.training import device_check
 from experiments.harness.training.training_config import (
     GatherAt,
     LoraOptions,
@@ -32,7 +32,7 @@ from jaxformer.config import TransformerConfig, import_by_name, is_import_name, 
 from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
-from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, AutoAttention, Selection, reference
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.text.data import Batches
 from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
@@ -126,13 +126,13 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
     """The attention function that `training` names."""
     name = training.attention_fn
     if name == "auto":
-        return AutoAttention(on_select=_print_selection, accept=first_contact.accept)
+        return device_check.AutoAttention()
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
-    """The first parameters of `model`; attention that is selected is selected for the step only."""
-    if isinstance(getattr(model, "attention_fn", None), AutoAttention):
+    """The first parameters of `model`; attention is chosen for the step only."""
+    if isinstance(getattr(model, "attention_fn", None), device_check.AutoAttention):
         model = model.clone(attention_fn=reference)
     return model.init(rng, *inputs)["params"]
 
@@ -330,9 +330,3 @@ def custom_metrics(loaded: Loaded, batches: Iterable[Any], **options: Any) -> di
     tokens = max(sums.pop("tokens"), 1.0)
     sums["custom_loss"] = sums.pop("loss")
     return {f"validation_{name}": value / tokens for name, value in sums.items()}
-
-
-def _print_selection(selection: Selection) -> None:
-    """Prints why an attention function was selected; of several processes the first does."""
-    if distributed.is_first():
-        print(selection, flush=True)

@@ -14,7 +14,7 @@ import jax
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.preemption import asked_to_stop
-from experiments.harness.training import first_contact
+from experiments.harness.training import device_check
 from experiments.harness.training.build import describe_size
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.progress import Progress, sample_lines
@@ -121,9 +121,9 @@ def fit(
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
-            if log is not None and len(first_contact.VERDICTS) > known:
-                known = len(first_contact.VERDICTS)
-                log.add_environment(first_contact="; ".join(map(str, first_contact.VERDICTS)))
+            if log is not None and len(device_check.RESULTS) > known:
+                known = len(device_check.RESULTS)
+                log.add_environment(device_check="; ".join(map(str, device_check.RESULTS)))
             regular = number == total or due(number, training.save_every)
             if checkpoints is not None and regular:
                 save()  # before the evaluation, which a device may have no room for

@@ -19,7 +19,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training import build, first_contact
+from experiments.harness.training import build, device_check
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
@@ -121,7 +121,7 @@ def open_training(
         record_environment(log, config, setup=setup, utilization=peak)
         display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
         if setup.platform != "cpu":  # where the tests have compared them
-            first_contact.check_products(config.model.dtype)
+            device_check.check_products(config.model.dtype)
         keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
         with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
             yield ExperimentRun(

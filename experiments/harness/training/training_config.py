@@ -100,7 +100,7 @@ class TrainingConfig(LoraOptions):
                 f"patience={self.patience} counts evaluations, but evaluate_every=0 makes none: "
                 "give --training.evaluate_every"
             )
-        check_name(self, "attention_fn", (*ATTENTION_FNS, "auto"))
+        check_name(self, "attention_fn", tuple(ATTENTION_FNS))
         if self.block and self.remat != "none":
             raise ConfigError(
                 f"remat={self.remat!r} needs the library's own block, but block={self.block!r} was "

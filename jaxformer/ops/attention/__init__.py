@@ -8,9 +8,9 @@ logits. `dropout` acts on the weights. With `softcap` c, which is given only whe
 one, the scaled logits x become c tanh(x / c) before the bias. A query that may attend to no key
 gets zeros. The plain twin of all is `reference`.
 
-A function for one kind of device (`DeviceFunction`) raises a `ConfigError` for a call that it does
-not support, except that `reference` computes short calls and those with a cache, so that a model
-trained with it can decode. `AutoAttention` selects a function for each call and records which.
+A kernel for one kind of device raises a `ConfigError` with the reason for a call that it cannot
+compute, except that `reference` computes short calls and those with a cache, so that a model
+trained with it decodes. `auto_attention` takes the first of `KERNELS` that can; `explain` says why.
 
 | attention function | devices | does not support |
 |---|---|---|
@@ -21,34 +21,34 @@ trained with it can decode. `AutoAttention` selects a function for each call and
 | `tpu_flash` | TPU | bias, explicit masks, lengths below 512 not divisible by 128 |
 """
 
+from jaxformer.ops.attention.auto import (
+    ATTENTION_FNS,
+    KERNELS,
+    AttentionFn,
+    auto_attention,
+    choose,
+    explain,
+)
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
+from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel
 from jaxformer.ops.attention.reference import reference
-from jaxformer.ops.attention.selection import (
-    ATTENTION_FNS,
-    DEVICE_FUNCTIONS,
-    AttentionFn,
-    AutoAttention,
-    Selection,
-    select,
-)
-from jaxformer.ops.attention.spec import AttentionSpec, DeviceFunction, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 
 __all__ = [
     "ATTENTION_FNS",
-    "DEVICE_FUNCTIONS",
+    "KERNELS",
     "AttentionFn",
     "AttentionSpec",
-    "AutoAttention",
-    "DeviceFunction",
     "DeviceInfo",
-    "Selection",
+    "Kernel",
+    "auto_attention",
     "blockwise",
+    "choose",
     "cudnn",
+    "explain",
     "gpu_flash",
     "reference",
-    "select",
     "tpu_flash",
 ]

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
-from jaxformer.ops.attention.spec import FLASH_RESIDUALS
+from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
 from jaxformer.ops.dense import summed_in_float32
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask

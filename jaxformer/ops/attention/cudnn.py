@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from jaxformer.ops.attention.spec import (
+from jaxformer.ops.attention.kernel import (
     AMPERE,
     AttentionSpec,
     Call,
-    DeviceFunction,
     DeviceInfo,
-    value_size_reasons,
+    Kernel,
+    unsupported,
 )
 
 _HOPPER = (9, 0)
@@ -45,8 +45,12 @@ def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Arr
     return out if real is None else jnp.where(real.any(1)[:, None, None, None], out, 0)
 
 
-def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    reasons = value_size_reasons(spec)
+def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+    lacks = "dropout", "softcap", "explicit", "segments"
+    reasons = unsupported(spec, ("bfloat16", "float16"), lacks)
+    if spec.value_size != spec.key_size:
+        sizes = f"{spec.key_size} and {spec.value_size}"
+        reasons.append(f"needs values as large as keys, not {sizes}")
     most = 256 if (device.capability or ()) >= _HOPPER else 128
     if spec.key_size > most or spec.key_size % 8:
         reasons.append(
@@ -70,14 +74,7 @@ def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     return reasons
 
 
-cudnn: DeviceFunction = DeviceFunction(
-    "cudnn",
-    DeviceInfo("gpu", "", AMPERE),
-    attend,
-    dtypes=("bfloat16", "float16"),
-    lacks=("dropout", "softcap", "explicit", "segments"),
-    limits=_limits,
-)
+cudnn: Kernel = Kernel("cudnn", attend, _reasons, DeviceInfo("gpu", "", AMPERE))
 """Attention by `jax.nn.dot_product_attention(implementation="cudnn")`.
 
 cuDNN gets the attributes of the mask. It never gets a matrix, which it would add as a bias [T, S].

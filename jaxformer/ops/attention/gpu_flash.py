@@ -21,14 +21,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from jaxtyping import Int32
 
-from jaxformer.ops.attention.spec import (
+from jaxformer.ops.attention.kernel import (
     AMPERE,
     FLASH_RESIDUALS,
     AttentionSpec,
     Call,
-    DeviceFunction,
     DeviceInfo,
+    Kernel,
     on_mesh,
+    unsupported,
 )
 from jaxformer.ops.dropout import keep_columns
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
@@ -374,19 +375,17 @@ def _compute(call: Call) -> Array:
     return out[:, : spec.queries, :, : spec.value_size]
 
 
-def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    if max(spec.key_size, spec.value_size) <= 128:
-        return []
-    return [f"supports a head_dim of at most 128, not {spec.key_size} and {spec.value_size}"]
+def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+    sizes = f"supports a head_dim of at most 128, not {spec.key_size} and {spec.value_size}"
+    fits, dtypes = max(spec.key_size, spec.value_size) <= 128, ("bfloat16", "float16", "float32")
+    return unsupported(spec, dtypes, ("explicit", "bias", "softcap")) + ([] if fits else [sizes])
 
 
-gpu_flash: DeviceFunction = DeviceFunction(
+gpu_flash: Kernel = Kernel(
     "gpu_flash",
-    DeviceInfo("gpu", "", AMPERE),
     _compute,
-    dtypes=("bfloat16", "float16", "float32"),
-    lacks=("explicit", "bias", "softcap"),
-    limits=_limits,
+    _reasons,
+    DeviceInfo("gpu", "", AMPERE),
     least_queries=16,  # decoding has fewer, and therefore few weights
 )
 """Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 
-from jaxformer.ops.attention.spec import (
+from jaxformer.ops.attention.kernel import (
     FLASH_RESIDUALS,
     AttentionSpec,
     Call,
-    DeviceFunction,
     DeviceInfo,
+    Kernel,
     heads_per_device,
     on_mesh,
+    unsupported,
 )
 from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Plan, chip_memory
 from jaxformer.ops.attention.tpu_kernels import backward, forward
@@ -171,8 +172,10 @@ def _attend_backward(plan: Plan, saved: Any, d_out: Array) -> Any:
 _attend.defvjp(_attend_forward, _attend_backward)
 
 
-def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    reasons = [
+def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
+    lacks = "explicit", "bias", "has_traced_offset"
+    reasons = unsupported(spec, ("float32", "bfloat16"), lacks)
+    reasons += [
         f"needs lengths from {_PADDED_FROM} on, or multiples of {LANES}, not {length}"
         for length in (spec.queries, spec.keys)
         if length % LANES and length < _PADDED_FROM
@@ -183,15 +186,7 @@ def _limits(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     return reasons
 
 
-tpu_flash: DeviceFunction = DeviceFunction(
-    "tpu_flash",
-    DeviceInfo("tpu"),
-    _compute,
-    dtypes=("float32", "bfloat16"),
-    lacks=("explicit", "bias", "cached"),
-    limits=_limits,
-    least_queries=LANES,
-)
+tpu_flash: Kernel = Kernel("tpu_flash", _compute, _reasons, DeviceInfo("tpu"), LANES)
 """Attention by a Pallas kernel for TPUs.
 
 Heads lie side by side in the lanes, as the projections give them: [B, T, N * H]. A block holds the

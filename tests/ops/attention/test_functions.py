@@ -14,6 +14,7 @@ from jaxformer.ops.masks import AttentionMask
 pytestmark = pytest.mark.usefixtures("optimized")
 
 B, T, S, N, K, H = 3, 5, 7, 6, 2, 4
+DEVICES = "cudnn", "gpu_flash", "tpu_flash"
 EVERYWHERE = ("reference", "blockwise")
 
 VALID = np.array([[1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0]], bool)
@@ -118,7 +119,7 @@ def test_a_query_without_keys_yields_zeros_and_finite_gradients(attention_fn, rn
 
 
 @pytest.mark.parametrize(
-    "attention_fn", [*attention.DEVICE_FUNCTIONS.values(), attention.AutoAttention()]
+    "attention_fn", [attention.ATTENTION_FNS[name] for name in ("auto", *DEVICES)]
 )
 def test_a_bool_array_as_mask_is_refused(attention_fn, rng):
     x = Inputs(rng)
@@ -127,7 +128,7 @@ def test_a_bool_array_as_mask_is_refused(attention_fn, rng):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
+@pytest.mark.parametrize("name", DEVICES)
 def test_a_model_built_with_flash_attention_decodes_with_a_cache(
     name, rng, random_params, assert_equal
 ):

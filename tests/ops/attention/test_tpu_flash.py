@@ -9,7 +9,7 @@ import pytest
 from jax.ad_checkpoint import print_saved_residuals
 
 from jaxformer.ops.attention import reference, tpu_flash
-from jaxformer.ops.attention.spec import FLASH_RESIDUALS, AttentionSpec, DeviceInfo
+from jaxformer.ops.attention.kernel import FLASH_RESIDUALS, AttentionSpec, DeviceInfo
 from jaxformer.ops.attention.tpu_flash import plan_of
 from jaxformer.ops.masks import AttentionMask
 

@@ -1,5 +1,6 @@
-"""An attention function is compared with `reference` before it is used on a device."""
+"""Attention functions and products are compared on a device; the result is said and remembered."""
 
+import json
 import time
 from functools import partial
 
@@ -7,10 +8,18 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxformer.ops.attention import AttentionSpec, blockwise, reference
-from jaxformer.ops.attention.selection import select
-from jaxformer.ops.attention.spec import DeviceInfo
-from jaxformer.ops.first_contact import PRODUCTS, compare, compare_products, small_call
+from experiments.harness.training import device_check
+from experiments.harness.training.device_check import (
+    PRODUCTS,
+    RESULTS,
+    accept,
+    check_products,
+    compare,
+    compare_products,
+    small_call,
+)
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionSpec, blockwise, reference
+from jaxformer.ops.attention.kernel import DeviceInfo
 
 CALL = AttentionSpec(
     batch=64, queries=37, keys=37, heads=12, kv_heads=6, key_size=8, value_size=8, dtype="float32"
@@ -29,9 +38,9 @@ def spec(**kinds):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_right_function_agrees_on_a_call_of_its_kinds(kind):
-    verdict = compare("blockwise", blockwise, spec(**KINDS[kind]))
-    assert verdict.failure == "" and verdict.call.heads == 4 and verdict.call.batch == 2
-    assert {x: getattr(verdict.call, x) for x in KINDS[kind] if x not in ("window", "keys")} == {
+    result = compare("blockwise", blockwise, spec(**KINDS[kind]))
+    assert result.failure == "" and result.call.heads == 4 and result.call.batch == 2
+    assert {x: getattr(result.call, x) for x in KINDS[kind] if x not in ("window", "keys")} == {
         x: value for x, value in KINDS[kind].items() if x not in ("window", "keys")
     }
 
@@ -68,19 +77,17 @@ def slow(q, k, v, mask, **options):
     ],
 )
 def test_a_wrong_function_fails_with_its_reason(function, said):
-    verdict = compare(
-        "broken", function, spec(causal=True), limit=0.5 if function is slow else 60.0
-    )
-    assert verdict.failure.startswith(said) and said in str(verdict)
+    result = compare("broken", function, spec(causal=True), limit=0.5 if function is slow else 60.0)
+    assert result.failure.startswith(said) and said in str(result)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_products_of_each_type_round_as_it_does_and_take_less_than_two_seconds(dtype):
     compare_products(dtype)  # XLA starts
     before = time.process_time()  # of all threads, whatever else the machine does
-    verdict = compare_products(dtype)
-    assert verdict.failure == "" and time.process_time() - before < 2.0
-    assert str(verdict).startswith(f"products in {dtype} on a small call: agrees with float64")
+    result = compare_products(dtype)
+    assert result.failure == "" and time.process_time() - before < 2.0
+    assert str(result).startswith(f"products in {dtype} on a small call: agrees with float64")
 
 
 def summed_in_bfloat16(x, matrix):
@@ -122,15 +129,15 @@ def test_a_product_of_less_precision_or_with_a_wrong_gradient_is_named(product, 
 
 
 def test_it_is_compared_while_another_program_is_traced():
-    verdicts = []
+    results = []
 
     @jax.jit
     def program(x):
-        verdicts.append(compare("blockwise", blockwise, spec()))
+        results.append(compare("blockwise", blockwise, spec()))
         return x
 
     program(jnp.ones(3))
-    assert verdicts[0].failure == ""
+    assert results[0].failure == ""
 
 
 def test_a_small_call_is_small_and_keeps_the_heads_of_a_group():
@@ -139,11 +146,38 @@ def test_a_small_call_is_small_and_keeps_the_heads_of_a_group():
     assert call.window == 170
 
 
-def test_a_function_that_failed_is_passed_over():
-    tpu = DeviceInfo("tpu", "TPU v5 lite")
-    sizes = {"queries": 512, "keys": 512, "heads": 6, "key_size": 64, "value_size": 64}
-    call = spec(**sizes, dtype="bfloat16", causal=True)
-    first = select(call, tpu)
-    second = select(call, tpu, [first.name])
-    assert (first.name, second.name) == ("tpu_flash", "reference")
-    assert "not tpu_flash: it failed on this device" in str(second)
+@pytest.fixture
+def remembered(tmp_path):
+    """The file that remembers comparisons, in a new folder of compiled programs."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    device_check._agrees.cache_clear()
+    yield tmp_path / "device_check.json"
+    jax.config.update("jax_compilation_cache_dir", before)
+    device_check._agrees.cache_clear()
+    RESULTS.clear()  # the runs of other tests record what their process has compared
+
+
+def test_a_product_that_differs_is_said_with_advice_and_recorded_at_each_start(remembered, capsys):
+    assert check_products("float32") and capsys.readouterr().out == ""
+    assert RESULTS[-1].failure == "" and RESULTS[-1].seconds > 0.0
+    (key,) = json.loads(remembered.read_text())
+    remembered.write_text(json.dumps({key: "logits_matmul: dx differ by 1.0e-01"}))
+    for _ in range(2):
+        device_check._agrees.cache_clear()  # as another start
+        assert not check_products("float32") and RESULTS[-1].seconds == 0.0
+        said = capsys.readouterr().out
+        assert said.startswith("products in float32 on a small call: logits_matmul: dx differ by")
+        assert "nothing replaces a product: update the driver, unset XLA_FLAGS, or give" in said
+
+
+def test_an_attention_function_that_raises_here_is_said_and_not_accepted(
+    remembered, capsys, monkeypatch
+):
+    call, kernel = spec(queries=257, keys=257, causal=True), ATTENTION_FNS["tpu_flash"]
+    assert not accept(call, kernel)
+    said = capsys.readouterr().out
+    assert "tpu_flash on a small call: raised ConfigError" in said
+    assert said.endswith("the next attention function is taken\n")
+    monkeypatch.setattr(DeviceInfo, "current", lambda: DeviceInfo("tpu", "TPU v5e"))
+    assert accept(call, kernel), "nothing is computed for devices that are not here"

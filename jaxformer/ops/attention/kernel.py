@@ -1,4 +1,4 @@
-"""The facts that decide which functions compute a call, and functions of one kind of device."""
+"""A call of attention, and the kernels that compute it: each with the reason why it cannot."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -54,22 +54,19 @@ class DeviceInfo(NamedTuple):
         return f"{self.platform} ({self.kind})" if named else self.platform
 
 
-# NVIDIA's compute capability by a word of a device's name, for devices that are compiled for only.
+# NVIDIA's compute capabilities, for devices that are compiled for only: the words of their names.
 _CAPABILITIES = {
-    "V100": (7, 0),
-    "T4": (7, 5),
-    "A100": (8, 0),
-    "A30": (8, 0),
-    "A10": (8, 6),
-    "A40": (8, 6),
-    "L4": (8, 9),
-    "L40": (8, 9),
-    "L40S": (8, 9),
-    "H100": (9, 0),
-    "H200": (9, 0),
-    "GH200": (9, 0),
-    "B200": (10, 0),
-    "GB200": (10, 0),
+    word: capability
+    for capability, words in {
+        (7, 0): "V100",
+        (7, 5): "T4",
+        (8, 0): "A100 A30",
+        (8, 6): "A10 A40",
+        (8, 9): "L4 L40 L40S",
+        (9, 0): "H100 H200 GH200",
+        (10, 0): "B200 GB200",
+    }.items()
+    for word in words.split()
 }
 
 
@@ -161,8 +158,8 @@ class AttentionSpec:
         return self.batch * self.heads * self.queries * self.keys
 
     @property
-    def cached(self) -> bool:
-        """Whether the keys are those of a cache, whose masks have an offset known at run time."""
+    def has_traced_offset(self) -> bool:
+        """Whether the offset is known only at run time."""
         return self.offset is None
 
     def __str__(self) -> str:
@@ -217,7 +214,7 @@ def heads_per_device(spec: AttentionSpec) -> tuple[int, int]:
 
 
 class Call(NamedTuple):
-    """One attention call with its spec, for a `DeviceFunction`."""
+    """The arguments of one call, its spec, and the device that computes it."""
 
     spec: AttentionSpec
     device: DeviceInfo
@@ -228,28 +225,41 @@ class Call(NamedTuple):
     scale: float
     bias: Array | None  # [1 or B, N, T, S]
     dropout: Dropout | None
-    interpret: bool
+    interpret: bool = False
+
+    def by(self, attention_fn: Callable[..., Array]) -> Array:
+        """The result of an attention function that supports every call."""
+        options = {"bias": self.bias, "dropout": self.dropout, "softcap": self.spec.softcap}
+        return attention_fn(self.q, self.k, self.v, self.mask, scale=self.scale, **options)
 
 
 @dataclass(frozen=True)
-class DeviceFunction:
-    """An attention function for one kind of device; the plain twin is `reference`.
+class Kernel:
+    """An attention function with the reason why it cannot compute a call.
 
-    `reference` computes calls of fewer than `least_queries` queries, and calls with a cache that
-    the function does not support, so that a model trained with it can decode. Any other call that
-    it does not support is a `ConfigError` with the reasons.
+    Called by itself, it raises a `ConfigError` with the reason, except that `reference` computes
+    short calls and those with a cache, so that a model trained with it can decode.
     """
 
     name: str
-    device: DeviceInfo
-    """The oldest device that it runs on."""
     compute: Callable[[Call], Float[Array, "B T N Hv"]]
-    dtypes: tuple[str, ...]
-    lacks: tuple[str, ...]
-    """The fields of `AttentionSpec` that it does not support."""
-    limits: Callable[[AttentionSpec, DeviceInfo], list[str]]
-    """Further reasons, each the end of "the ... attention function"."""
+    reasons: Callable[[AttentionSpec, DeviceInfo], list[str]]
+    """Why it does not compute a call on a device that it is for; empty where it does."""
+    device: DeviceInfo | None = None
+    """The oldest device that it is for; None: all devices."""
     least_queries: int = 1
+    """Calls with fewer queries are left to `reference`."""
+
+    def why_not(self, spec: AttentionSpec, device: DeviceInfo) -> str:
+        """The reasons why it does not compute `spec` on `device`; empty where it does."""
+        least = self.device or device
+        is_older = (device.capability or ()) < (least.capability or ())
+        if device.platform != least.platform or is_older:
+            return f"needs {_KINDS[least.platform]}, not {device}"
+        reasons = self.reasons(spec, device)
+        if spec.queries < self.least_queries:
+            reasons.append(f"leaves calls of fewer than {self.least_queries} queries to reference")
+        return "; it ".join(reasons)
 
     def __call__(
         self,
@@ -266,38 +276,24 @@ class DeviceFunction:
     ) -> Float[Array, "B T N Hv"]:
         """Attention; `interpret` runs Pallas kernels on any device, slowly, for tests."""
         spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
-        device = self.device if interpret else DeviceInfo.current()
-        reasons = self.unsupported_reasons(spec, device)
-        is_decoding = spec.from_cache or spec.cached
-        if reasons and (is_decoding or spec.queries < self.least_queries):
-            return reference(
-                q, k, v, mask, scale=scale, bias=bias, dropout=dropout, softcap=softcap
-            )
-        if reasons:
+        device = self.device if interpret and self.device else DeviceInfo.current()
+        call = Call(spec, device, q, k, v, mask, scale, bias, dropout, interpret)
+        why_not = self.why_not(spec, device)
+        is_decoding = spec.from_cache or spec.has_traced_offset
+        if why_not and (is_decoding or spec.queries < self.least_queries):
+            return call.by(reference)
+        if why_not:
             raise ConfigError(
-                f"the {self.name} attention function {'; it '.join(reasons)}: use 'reference' or "
-                f"'blockwise' (the call is {spec})"
+                f"the {self.name} attention function {why_not}: use 'reference' or 'blockwise' "
+                f"(the call is {spec})"
             )
-        return self.compute(Call(spec, device, q, k, v, mask, scale, bias, dropout, interpret))
-
-    def unsupported_reasons(self, spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-        """Why the function does not compute `spec` on `device`; empty where it does."""
-        if device.platform != self.device.platform or (device.capability or ()) < (
-            self.device.capability or ()
-        ):
-            return [f"needs {_KINDS[self.device.platform]}, not {device}"]
-        reasons = [f"does not support {_NAMES[name]}" for name in self.lacks if getattr(spec, name)]
-        if spec.dtype not in self.dtypes:
-            reasons.append(f"supports {' and '.join(self.dtypes)}, not {spec.dtype}")
-        if spec.queries < self.least_queries:
-            reasons.append(f"leaves calls of fewer than {self.least_queries} queries to reference")
-        return reasons + self.limits(spec, device)
+        return self.compute(call)
 
 
 _KINDS = {"gpu": "an NVIDIA GPU of the Ampere generation or later", "tpu": "a TPU"}
 _NAMES = {
     "window": "a window",
-    "cached": "an offset known only at run time",
+    "has_traced_offset": "an offset known only at run time",
     "segments": "segments: packed texts would see each other",
     "explicit": "explicit masks, such as that of a prefix LM",
     "bias": "a bias on the logits",
@@ -306,8 +302,9 @@ _NAMES = {
 }
 
 
-def value_size_reasons(spec: AttentionSpec) -> list[str]:
-    """Why an attention function with one size for keys and values cannot compute `spec`."""
-    if spec.value_size == spec.key_size:
-        return []
-    return [f"needs values as large as keys, not {spec.key_size} and {spec.value_size}"]
+def unsupported(spec: AttentionSpec, dtypes: Sequence[str], lacks: Sequence[str]) -> list[str]:
+    """The reasons of a kernel for `dtypes` that lacks these fields of `AttentionSpec`."""
+    reasons = [f"does not support {_NAMES[name]}" for name in lacks if getattr(spec, name)]
+    if spec.dtype not in dtypes:
+        reasons.append(f"supports {' and '.join(dtypes)}, not {spec.dtype}")
+    return reasons

@@ -1,4 +1,4 @@
-"""The attention function of a call, the unsupported calls, and the arguments of cuDNN."""
+"""The kernel of a call, the calls that a kernel does not support, and the arguments of cuDNN."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -12,14 +12,16 @@ import pytest
 from jaxformer.errors import ConfigError
 from jaxformer.ops import attention
 from jaxformer.ops.attention import (
+    KERNELS,
     AttentionSpec,
-    AutoAttention,
     DeviceInfo,
+    auto_attention,
+    choose,
+    explain,
     reference,
-    select,
 )
 from jaxformer.ops.attention.cudnn import attend
-from jaxformer.ops.attention.spec import Call
+from jaxformer.ops.attention.kernel import Call
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -112,9 +114,9 @@ UNSUPPORTED = {
     [(name, *case) for name, cases in UNSUPPORTED.items() for case in cases],
 )
 def test_a_function_says_what_it_does_not_support(name, spec, device, words):
-    (reason,) = attention.DEVICE_FUNCTIONS[name].unsupported_reasons(spec, device)
-    assert reason.endswith(words)
-    assert select(spec, device).name != name
+    reason = attention.ATTENTION_FNS[name].why_not(spec, device)
+    assert reason.endswith(words) and "; it" not in reason
+    assert choose(spec, device).name != name
 
 
 def test_all_reasons_are_given_with_the_call_and_a_cure():
@@ -129,7 +131,7 @@ def test_all_reasons_are_given_with_the_call_and_a_cure():
     )
 
 
-@pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_named_attention_function_is_not_replaced_by_another(name):
     q = jnp.zeros((1, 128, 1, 8), jnp.bfloat16)
     with pytest.raises(
@@ -138,7 +140,7 @@ def test_a_named_attention_function_is_not_replaced_by_another(name):
         attention.ATTENTION_FNS[name](q, q, q, AttentionMask(), scale=1.0)
 
 
-@pytest.mark.parametrize("name", attention.DEVICE_FUNCTIONS)
+@pytest.mark.parametrize("name", UNSUPPORTED)
 def test_an_explicit_mask_is_computed_by_another_function_only_for_a_cache(name, assert_equal):
     q = jnp.asarray(np.random.default_rng(0).normal(size=(2, 128, 1, 8)), jnp.float32)
     prefix = np.tril(np.ones((2, 128, 128), bool), 5)
@@ -167,7 +169,7 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
     spec = AttentionSpec.create(q, k, v, mask, None, None)
 
     def by_jax(q, k, v):
-        return attend(Call(spec, CPU, q, k, v, mask, 0.6, None, None, False), "xla")
+        return attend(Call(spec, CPU, q, k, v, mask, 0.6, None, None), "xla")
 
     def plain(q, k, v):
         return reference(q, k, v, mask, scale=0.6)
@@ -204,74 +206,82 @@ def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
     ],
 )
 def test_a_function_made_for_the_device_comes_before_the_general_ones(spec, device, name):
-    selection = select(spec, device)
-    assert selection.name == name
-    assert {selection.name, *selection.others} == set(attention.ATTENTION_FNS)
+    assert choose(spec, device).name == name
+    first, *reasons = explain(spec, device).splitlines()
+    assert first.endswith(f": {name}")
+    before = [kernel.name for kernel in KERNELS[: len(reasons)]]
+    assert [line.split()[1] for line in reasons] == [f"{each}:" for each in before]
+    assert KERNELS[len(reasons)].name == name
 
 
-def test_the_readme_shows_the_explanation_of_a_selection():
+def test_a_kernel_that_failed_is_passed_over():
+    passed = choose(SPEC, TPU, lambda kernel: kernel.name != "tpu_flash")
+    assert passed.name == "reference"
+    said = explain(SPEC, TPU, lambda kernel: kernel.name != "tpu_flash")
+    assert "not tpu_flash: it failed on this device" in said
+
+
+def test_the_guide_shows_an_explanation():
     spec = replace(SPEC, batch=8, queries=1024, keys=1024, kv_heads=12, segments=True)
     readme = Path(__file__).parents[3] / "experiments" / "guides" / "devices.md"
-    shown = str(select(spec, DeviceInfo("gpu", "NVIDIA H200", (9, 0))))
+    shown = explain(spec, DeviceInfo("gpu", "NVIDIA H200", (9, 0)))
     assert f"```text\n{shown}\n```" in readme.read_text(encoding="utf-8")
 
 
-def test_auto_attention_selects_for_this_device(rng, assert_equal):
-    selected = []
-    auto = AutoAttention(selected.append)
+def test_auto_computes_what_reference_does(rng, assert_equal):
     q, k = (jnp.asarray(rng.standard_normal((2, 7, n, 4)), jnp.float32) for n in (6, 2))
     dropout = Dropout(DropoutRng.create(jax.random.key(5), np.arange(2)), "weights", 0.5)
-    settings = {"scale": 0.5, "dropout": dropout}
+    settings = {"scale": 0.5, "dropout": dropout, "softcap": 0.7}
 
     @jax.jit
     def both(*qkv):
-        return [f(*qkv, AttentionMask(causal=True), **settings) for f in (auto, reference)]
+        return [
+            f(*qkv, AttentionMask(causal=True), **settings) for f in (auto_attention, reference)
+        ]
 
     assert_equal(*both(q, k, k))
-    (spec,) = [selection.spec for selection in auto.selections]
-    assert (spec.queries, spec.heads, spec.kv_heads, spec.dropout) == (7, 6, 2, 0.5)
-    assert selected[0] == select(spec)
 
-    long = jax.ShapeDtypeStruct((2, 4096, 2, 4), jnp.float32)
-    for _ in range(2):
-        jax.eval_shape(lambda x: auto(x, x, x, AttentionMask(), scale=0.5), long)
-    jax.eval_shape(lambda x: auto(x, x, x, AttentionMask(causal=True), scale=0.5), long)
-    assert [selection.name for selection in selected] == ["reference", "blockwise"]
-    assert [selection.name for selection in auto.selections] == ["reference", *["blockwise"] * 2]
+
+def loops(q, mask):
+    """Whether `auto_attention` visits blocks of the keys of `q` one after the other."""
+    made = jax.make_jaxpr(lambda q: auto_attention(q, q, q, mask, scale=0.5))(q)
+    return "scan" in str(made) or "while" in str(made)
+
+
+def test_auto_takes_the_kernel_that_is_chosen():
+    short, long = (jax.ShapeDtypeStruct((2, size, 2, 4), jnp.float32) for size in (512, 1024))
+    causal = AttentionMask(causal=True)
+    assert [loops(q, causal) for q in (short, long)] == [False, True]
 
 
 @pytest.mark.long
 def test_flash_attention_is_lowered_for_a_tpu_forward_and_backward():
-    auto = AutoAttention()
     q, k = (jax.ShapeDtypeStruct((2, 256, heads, 64), jnp.bfloat16) for heads in (4, 2))
     segments = np.arange(256).reshape(1, -1).repeat(2, axis=0) // 100
     mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
 
     def total(q, k, v):
-        return auto(q, k, v, mask, scale=0.1).astype(jnp.float32).sum()
+        return auto_attention(q, k, v, mask, scale=0.1).astype(jnp.float32).sum()
 
     with jax.sharding.use_abstract_mesh(MESH_OF_TPUS):
         traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(q, k, k)
     text = traced.lower(lowering_platforms=("tpu",)).as_text()
     assert text.count("tpu_custom_call") == 2  # forward, the three gradients
-    assert [selection.name for selection in auto.selections] == ["tpu_flash"]
 
 
 def test_the_devices_of_the_mesh_that_is_set_decide_also_while_tracing():
     assert DeviceInfo.current() == CPU
     with jax.set_mesh(jax.sharding.Mesh(np.array([jax.devices()[0]]), "data")):
         assert DeviceInfo.current() == CPU
-    auto = AutoAttention()
     x = jax.ShapeDtypeStruct((2, 128, 2, 64), jnp.bfloat16)
 
     def attend(x):
-        return auto(x, x, x, AttentionMask(causal=True), scale=0.1)
+        return auto_attention(x, x, x, AttentionMask(causal=True), scale=0.1)
 
     with jax.sharding.use_abstract_mesh(MESH_OF_TPUS):
         assert DeviceInfo.current() == TPU
-        jax.make_jaxpr(attend)(x)
-    jax.eval_shape(attend, x)
-    assert [selection.name for selection in auto.selections] == ["tpu_flash", "reference"]
+        assert "pallas_call" in str(jax.make_jaxpr(attend)(x))
+    assert "pallas_call" not in str(jax.make_jaxpr(attend)(x))
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,43 @@
-"""First contact: attention functions and dense products, compared with the truth on a device."""
+"""Attention functions and dense products, compared with the reference on a device, once.
 
+Before a run's first step on a kind of device, what was selected for it is computed on a small call.
+The result is recorded and remembered for later runs; a difference is printed.
+"""
+
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
 
-from jaxformer.ops.attention.reference import reference
-from jaxformer.ops.attention.spec import AttentionSpec
+from experiments.harness.cli import display
+from experiments.harness.runs import distributed
+from jaxformer import __version__, storage
+from jaxformer.ops.attention import (
+    ATTENTION_FNS,
+    AttentionSpec,
+    DeviceInfo,
+    Kernel,
+    choose,
+    explain,
+    reference,
+)
 from jaxformer.ops.dense import dense, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
+
+RESULTS: "list[CheckResult]" = []
+"""The comparisons of this process, for env.json."""
 
 PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -38,7 +59,7 @@ _ROUNDED_INPUTS = {"gpu": 2.0**-11, "tpu": 2.0**-8}
 """The rounding of float32 inputs by a platform's products at JAX's default precision."""
 
 
-class Verdict(NamedTuple):
+class CheckResult(NamedTuple):
     """The result of a comparison; `str()` of it is one line."""
 
     name: str
@@ -46,21 +67,23 @@ class Verdict(NamedTuple):
     call: AttentionSpec | str
     """The small call; of products their type."""
     failure: str
-    """Why the function is not to be used; empty where it agrees with the truth."""
+    """Why the function is not to be used; empty where it agrees."""
     seconds: float
 
     @property
-    def truth(self) -> str:
+    def reference(self) -> str:
         """What the function is compared with."""
         return "float64" if isinstance(self.call, str) else "reference"
 
     def __str__(self) -> str:
-        said = self.failure or f"agrees with {self.truth}"
+        outcome = self.failure or f"agrees with {self.reference}"
         kind = f" in {self.call}" if isinstance(self.call, str) else ""
-        return f"{self.name}{kind} on a small call: {said} ({self.seconds:.1f} s)"
+        return f"{self.name}{kind} on a small call: {outcome} ({self.seconds:.1f} s)"
 
 
-def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = _LIMIT) -> Verdict:
+def compare(
+    name: str, attention_fn: Any, spec: AttentionSpec, limit: float = _LIMIT
+) -> CheckResult:
     """`attention_fn` and its three gradients, on a small call of the kinds of `spec`.
 
     The call is computed on the first device of this process, also while another program is traced.
@@ -68,12 +91,12 @@ def compare(name: str, attention_fn: Any, spec: AttentionSpec, limit: float = _L
     `spec`. What raises, or takes more than `limit` seconds to compile and run, fails.
     """
     call = small_call(spec)
-    return _verdict(name, call, lambda: _difference(attention_fn, call), limit)
+    return _check(name, call, lambda: _difference(attention_fn, call), limit)
 
 
 def compare_products(
     dtype: str, products: Mapping[str, Callable[[Any, Any], Any]] = PRODUCTS
-) -> Verdict:
+) -> CheckResult:
     """The `products` of matrices in `dtype` and their gradients, as `compare` does.
 
     The truth is numpy's float64. A result may differ by the rounding of its own type, and that of
@@ -81,15 +104,15 @@ def compare_products(
     """
 
     def difference() -> str:
-        said = {name: _product_difference(product, dtype) for name, product in products.items()}
-        return "; ".join(f"{name}: {failure}" for name, failure in said.items() if failure)
+        failures = {name: _product_difference(each, dtype) for name, each in products.items()}
+        return "; ".join(f"{name}: {failure}" for name, failure in failures.items() if failure)
 
-    return _verdict("products", dtype, difference, _LIMIT)
+    return _check("products", dtype, difference, _LIMIT)
 
 
-def _verdict(
+def _check(
     name: str, call: AttentionSpec | str, difference: Callable[[], str], limit: float
-) -> Verdict:
+) -> CheckResult:
     """`difference()` on the first device of this process, within `limit` seconds."""
     start = time.monotonic()
     failures: list[str] = []  # one, when the thread has ended
@@ -101,11 +124,11 @@ def _verdict(
         except Exception as error:
             failures.append(f"raised {type(error).__name__}: {' '.join(str(error).split())[:200]}")
 
-    thread = threading.Thread(target=run, name="first contact", daemon=True)
+    thread = threading.Thread(target=run, name="device check", daemon=True)
     thread.start()
     thread.join(limit)
     failure = failures[0] if failures else f"took more than {limit:g} s"
-    return Verdict(name, call, failure, time.monotonic() - start)
+    return CheckResult(name, call, failure, time.monotonic() - start)
 
 
 def _outputs(
@@ -230,5 +253,93 @@ def _options(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
         options["bias"] = rng.standard_normal(shape).astype(np.float32)
     if call.dropout:
         random = DropoutRng.create(jax.random.key(0), jnp.arange(2))
-        options["dropout"] = Dropout(random, "first_contact", call.dropout)
+        options["dropout"] = Dropout(random, "device_check", call.dropout)
     return options | ({} if call.softcap is None else {"softcap": call.softcap})
+
+
+_NEXT = "the next attention function is taken"
+_NO_OTHER = (
+    "nothing replaces a product: update the driver, unset XLA_FLAGS, or give --model.dtype float32"
+)
+
+
+@dataclass(frozen=True)
+class AutoAttention:
+    """`auto_attention` with kernels that agree with `reference` here; prints why, once each."""
+
+    calls: list[tuple[str, AttentionSpec]] = field(default_factory=list, compare=False)
+    """The kernel of each different call so far."""
+
+    def __call__(self, q, k, v, mask, *, scale, bias=None, dropout=None, **options):
+        spec = AttentionSpec.create(q, k, v, mask, bias, dropout, **options)
+        is_accepted = partial(accept, spec)
+        name = choose(spec, accept=is_accepted).name
+        if name not in dict(self.calls) and distributed.is_first():
+            print(explain(spec, accept=is_accepted), flush=True)
+        if (name, spec) not in self.calls:
+            self.calls.append((name, spec))
+        attend = ATTENTION_FNS[name]
+        return attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
+
+
+def accept(spec: AttentionSpec, kernel: Kernel) -> bool:
+    """Whether `kernel` agrees with `reference` on this process's devices.
+
+    Of several processes all have to agree. What is only compiled for devices that are not here is
+    accepted.
+    """
+    device = DeviceInfo.current()
+    if device.platform != jax.local_devices()[0].platform:
+        return True
+    call = kernel.name, small_call(spec), device.kind
+    with ThreadPoolExecutor(1) as pool:  # this thread is tracing a program
+        return pool.submit(_agrees, *call).result()
+
+
+def check_products(dtype: str) -> bool:
+    """Whether products with weights in `dtype` agree with float64 on all processes' devices."""
+    return _agrees("products", dtype, jax.local_devices()[0].device_kind)
+
+
+@cache
+def _agrees(name: str, call: AttentionSpec | str, kind: str) -> bool:
+    known, key = _Known(), f"{kind}; jax {jax.__version__}; {__version__}; {name}; {call}"
+    failure = known.read().get(key)
+    if failure is not None:
+        result = CheckResult(name, call, failure, 0.0)
+    elif isinstance(call, str):
+        result = compare_products(call)
+    else:
+        result = compare(name, ATTENTION_FNS[name], call)
+    RESULTS.append(result)
+    known.write(key, result.failure)
+    failed = np.array([bool(result.failure)])
+    if distributed.is_several():
+        failed = multihost_utils.process_allgather(failed).ravel()
+    if failed.any():
+        first = f"{name} of process {np.argmax(failed)} differ from those of {result.reference}"
+        advice = _NO_OTHER if isinstance(call, str) else _NEXT
+        display.say(f"{result if result.failure else first}; {advice}")
+    return not failed.any()
+
+
+class _Known:
+    """Failures by call, in the folder of compiled programs; nothing is kept where there is none."""
+
+    def __init__(self) -> None:
+        folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+        self._path = Path(folder) / "device_check.json" if folder else None
+
+    def read(self) -> dict[str, str]:
+        if self._path is None or not self._path.exists():
+            return {}
+        try:
+            return dict(json.loads(self._path.read_text(encoding="utf-8")))
+        except ValueError:
+            return {}  # a damaged file costs a comparison
+
+    def write(self, key: str, failure: str) -> None:
+        if self._path is None or not distributed.is_first() or key in self.read():
+            return
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        storage.write(self._path, json.dumps(self.read() | {key: failure}, indent=1).encode())
