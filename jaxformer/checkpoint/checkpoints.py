@@ -1,6 +1,11 @@
 """The checkpoints of a run: saved in the background, committed, verified, pruned."""
 
+import errno
 import json
+import logging
+import math
+import os
+import shutil
 import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -22,6 +27,8 @@ from jaxformer.distributed.processes import agreed
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.training.lora import merge_adapters
 
+_FULL = os.strerror(errno.ENOSPC)
+_SAVE, _SAVED, _NO_ROOM = range(3)
 _NAMED = 5  # an error names so many leaves and counts the rest
 
 
@@ -30,8 +37,8 @@ class Checkpoints:
 
     The folder may be in a bucket: gs://bucket/path (extra `gcs`) or s3://bucket/path (extra `s3`).
     Only a committed step counts, and it is read only if every file has the length and the CRC-32
-    of its manifest. The newest `keep` steps are kept, and the step with the lowest metric. Nothing
-    is unpickled: arrays are stored by tensorstore, metadata as JSON.
+    of its manifest. The newest `keep` regular steps are kept, the newest step and the one with the
+    lowest metric. Nothing is unpickled: arrays are stored by tensorstore, metadata as JSON.
 
     Reading never changes the folder, so a run that is still training can be read. Only one run at a
     time can write: entering a `with` block, or the first `save`, locks the folder until the end of
@@ -72,36 +79,42 @@ class Checkpoints:
         state: Any,
         metadata: dict[str, Any] | None = None,
         metric: float | None = None,
+        *,
+        regular: bool = True,
     ) -> None:
         """Starts to write `state` as `step`; returns before everything is on disk.
 
         `state` is any pytree of arrays, numbers, typed PRNG keys and None. `metadata` is any dict
-        that JSON can hold. The lowest `metric` is the best (a loss; negate a score); NaN is never
-        the best. A step that is already committed is not changed.
+        that JSON can hold. The lowest `metric` is the best (a loss; negate a score); one that is
+        not finite is none. A step that is not `regular` does not count among the `keep`. A step
+        that is already committed is not changed.
 
         Raises `OSError` if this write or the previous one failed and `patience` is used up,
         `ConfigError` while another run writes to the folder or after it has taken it over, and
         `CheckpointError` if there are steps and none of them is intact.
         """
         try:
-            plain = json.loads(json.dumps(metadata or {}))
+            plain = json.loads(json.dumps(metadata or {}, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"metadata must be JSON, use plain values: {error}") from error
         self._open()
         with self._with_patience():
             self.wait()
-        if by_the_first(lambda: self._is_saved(step)):
+        decision = by_the_first(lambda: self._decide(step, state))
+        if decision == _SAVED:
             return
         leaves = manifest.describe(jax.tree.map(_shape, state))
+        content = manifest.Manifest(leaves, plain, _finite(metric), regular, {})
         storable = jax.tree.map(_storable, state)
         pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), storable)
         stored = ocp.args.PyTreeSave(storable, save_args=pieces)
-        metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
+            if decision == _NO_ROOM:  # once begun, each library would say it on its own
+                raise OSError(errno.ENOSPC, _FULL)
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
             self._writer.save(str(self._steps.path(step)), args=items, force=True)
-            self._committing = self._thread.submit(self._finish, step, leaves, plain, metric)
+            self._committing = self._thread.submit(self._finish, step, content)
 
     def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
         """Adds `metadata` and the `metric` to `step`, such as those of its validation.
@@ -114,10 +127,11 @@ class Checkpoints:
         if jax.process_index() or not self._steps.is_committed(step):
             return
         saved = manifest.read(path)
-        metric = None if metric is None or metric != metric else float(metric)
         with self._with_patience(), self._writing():
             self._check_lock()
-            manifest.write(path, saved._replace(metadata=saved.metadata | metadata, metric=metric))
+            manifest.write(
+                path, saved._replace(metadata=saved.metadata | metadata, metric=_finite(metric))
+            )
 
     def wait(self) -> None:
         """Returns when every save is committed and old steps are removed.
@@ -253,6 +267,7 @@ class Checkpoints:
         except BaseException:
             self._release()
             raise
+        logging.getLogger("absl").addFilter(_is_news)
         self._writer = orbax_in_buckets.make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
@@ -274,20 +289,22 @@ class Checkpoints:
                 ending.callback(self._thread.shutdown)
         self._writer = self._lock = self._thread = self._committing = None
 
-    def _finish(
-        self, step: int, leaves: dict[str, str], metadata: dict[str, Any], metric: float | None
-    ) -> None:
+    def _finish(self, step: int, content: manifest.Manifest) -> None:
         """In the background: commits what orbax has written, then removes old steps."""
         assert self._writer is not None
         self._writer.wait_until_finished()
         if jax.process_index() == 0:
-            folder = self._steps.path(step)
-            manifest.commit(folder, leaves, metadata, metric, self._check_lock)
+            manifest.commit(self._steps.path(step), content, self._check_lock)
             self._steps.prune(self._keep)
 
-    def _is_saved(self, step: int) -> bool:
+    def _decide(self, step: int, state: Any) -> int:
         self._check_lock()
-        return step in self.steps()
+        if step in self.steps():
+            return _SAVED
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.tree.map(_shape, state)))
+        in_bucket = storage.is_in_bucket(self.folder)
+        self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
+        return _NO_ROOM if not in_bucket and shutil.disk_usage(self.folder).free < size else _SAVE
 
     def _check_lock(self) -> None:
         """Raises `ConfigError` if another run has taken the folder over."""
@@ -334,8 +351,20 @@ class Checkpoints:
             raise  # the step that computed the state has failed, not the disk
         except Exception as error:  # orbax raises many kinds of errors
             self._recover()
+            if isinstance(error, OSError) and error.errno == errno.ENOSPC or _FULL in str(error):
+                said = f"a checkpoint could not be written, {_FULL}: free some, and start again"
+                raise OSError(errno.ENOSPC, said, str(self.folder)) from error
             said = f"a checkpoint could not be written to {self.folder}: {error}"
             raise OSError(said) from error
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Whether a line of absl's log is none of orbax about an error, which it also raises."""
+    return not (record.exc_info and "orbax" in record.pathname)
+
+
+def _finite(metric: float | None) -> float | None:
+    return None if metric is None or not math.isfinite(metric) else float(metric)
 
 
 def _shape(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -23,6 +23,7 @@ _FIELDS: dict[str, type | tuple[type, ...]] = {
     "leaves": dict,
     "metadata": dict,
     "metric": (float, int, type(None)),
+    "regular": bool,
     "files": dict,
 }
 
@@ -36,6 +37,9 @@ class Manifest(NamedTuple):
     """Data of the caller, saved with the state."""
     metric: float | None
     """The lower, the better; None if the checkpoint was not evaluated."""
+    regular: bool
+    """Whether it is one of the newest that are kept; any other goes when it is neither the newest
+    nor the best."""
     files: dict[str, list[int]]
     """Length in bytes and CRC-32 of each file, by its name in the folder."""
 
@@ -63,12 +67,10 @@ def differences(stored: dict[str, str], expected: dict[str, str]) -> list[str]:
 
 def commit(
     folder: Path,
-    leaves: dict[str, str],
-    metadata: dict[str, Any],
-    metric: float | None,
+    manifest: Manifest,
     check: Callable[[], None],
 ) -> None:
-    """Writes the manifest of the checkpoint in `folder`; all other files must be complete.
+    """Writes `manifest`, with the `files` in `folder`, all of which must be complete.
 
     Their bytes are read before. `check` is called at last, and may raise.
     """
@@ -77,7 +79,7 @@ def commit(
         sums = pool.map(storage.length_and_sum, [folder / name for name in names])
         files = {name: list(entry) for name, entry in zip(names, sums, strict=True)}
     check()
-    write(folder, Manifest(leaves, metadata, metric, files))
+    write(folder, manifest._replace(files=files))
 
 
 def write(folder: Path, manifest: Manifest) -> None:
@@ -85,7 +87,8 @@ def write(folder: Path, manifest: Manifest) -> None:
 
     A crash leaves the old manifest or the new one, complete.
     """
-    rest = json.dumps({"format": _FORMAT, **manifest._asdict()}).encode()[1:]
+    content = {"format": _FORMAT, **manifest._asdict()}
+    rest = json.dumps(content, allow_nan=False).encode()[1:]
     storage.write(folder / NAME, _start(rest) + rest)
 
 

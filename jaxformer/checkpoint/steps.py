@@ -119,12 +119,14 @@ class StepFolders:
             warnings.warn(f"{said}: there is nothing to resume, start anew", stacklevel=6)
 
     def prune(self, keep: int) -> None:
-        """Removes all steps but the newest `keep` and the best, the manifest first.
+        """Removes all but the newest `keep` regular steps, the newest and the best.
 
-        What is left of a step without its manifest does not count, and `clear` removes it.
+        The manifest goes first. What is left of a step without it does not count, and `clear`
+        removes it.
         """
         complete = self.complete()
-        for step in set(list(complete)[:-keep]) - {self.best(complete)}:
+        regular = [step for step, saved in complete.items() if saved.regular]
+        for step in set(list(complete)[:-1]) - {*regular[-keep:], self.best(complete)}:
             self._remove(step)
 
     def clear(self) -> None:

@@ -24,6 +24,7 @@ from jaxformer.distributed.gathering import (
     check_gather_at,
     torus_stages,
 )
+from jaxformer.distributed.memory import check_fits
 from jaxformer.distributed.mesh import AXES, CompiledStep, Device
 from jaxformer.distributed.processes import to_numpy
 from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
@@ -93,11 +94,14 @@ class Strategy(DividedRows):
     def init(self, make_state: Callable[[], Any]) -> Any:
         """The state that `make_state()` returns, each part created on the device that keeps it.
 
-        The arguments of a `jax.tree_util.Partial` are data of the compiled program.
+        The arguments of a `jax.tree_util.Partial` are data of the compiled program. Raises
+        `ConfigError` where the state is larger than the devices' memory.
         """
         if not isinstance(make_state, Partial):
             make_state = Partial(make_state)
-        shardings = self.shardings(jax.eval_shape(make_state))
+        abstract = self.abstract(make_state)
+        check_fits(abstract)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         # XLA cannot divide a call of JAX's kernel among devices.
         kernel = _threefry_kernel() if self.mesh.size == 1 else nullcontext()
         with jax.set_mesh(self.mesh), kernel:

@@ -319,9 +319,13 @@ def _chosen(
         raise CheckpointError(f"{folder} has no complete checkpoint: train first")
     chosen = folder / "weights.json"
     record = read_json(chosen) if chosen.exists() else {}
-    steps = record.get("steps")
-    if not steps or not set(steps) <= set(checkpoints.steps()):
-        steps = [newest]
+    steps, kept = record.get("steps", [newest]), checkpoints.steps()
+    if not steps or not set(steps) <= set(kept):
+        raise CheckpointError(
+            f"{chosen} names the weights of step {', '.join(map(str, steps)) or 'none'}, but the "
+            f"run keeps {', '.join(map(str, kept))}: put the step back, or remove {chosen.name} to "
+            "use the newest checkpoint"
+        )
     return steps, record.get("tree") or ("ema" if training.get("ema_decay") else "params")
 
 

@@ -1,9 +1,12 @@
 """A state that was saved is restored as it was, and refused where it does not fit."""
 
+import errno
 import gc
+import math
 import pickle
 import re
 import resource
+import shutil
 import threading
 import time
 from pathlib import Path
@@ -114,6 +117,17 @@ def test_the_newest_steps_and_the_best_one_stay(checkpoints):
     assert checkpoints.restore(small(0), 11)[0]["params"]["w"][0] == 11
     left = {entry.name for entry in checkpoints.folder.iterdir()}
     assert left == {"5", "11", "13", ".lock"}
+
+
+def test_a_step_that_is_not_regular_goes_when_it_is_neither_the_newest_nor_the_best(checkpoints):
+    metrics = {2: None, 3: 0.5, 5: None, 7: 0.25, 11: None, 13: math.inf}
+    there = {}
+    for step, metric in metrics.items():
+        checkpoints.save(step, small(step), {}, metric, regular=step not in (3, 7, 13))
+        checkpoints.wait()
+        there[step] = checkpoints.steps()
+    assert there[5] == [2, 3, 5] and there[7] == [2, 5, 7] and there[13] == [5, 7, 11, 13]
+    assert checkpoints.best_step() == 7
 
 
 def test_saving_a_complete_step_again_leaves_it_as_it_is(checkpoints):
@@ -229,6 +243,8 @@ def test_an_average_is_the_mean_in_the_stored_dtype(checkpoints):
 def test_metadata_that_are_not_json_are_refused_before_anything_is_written(checkpoints):
     with pytest.raises(CheckpointError, match="metadata must be JSON, use plain values: .* int64"):
         checkpoints.save(2, small(2), {"position": np.int64(3)})
+    with pytest.raises(CheckpointError, match="metadata must be JSON, .* not JSON compliant"):
+        checkpoints.save(2, small(2), {"loss": math.nan})
     assert checkpoints.steps() == []
 
 
@@ -264,7 +280,22 @@ def test_a_folder_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, 
         Checkpoints(tmp_path / "closed").save(2, small(2), {})
 
 
-def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_complete(checkpoints):
+def test_a_full_disk_is_one_sentence_and_nothing_is_begun(checkpoints, monkeypatch):
+    usage = shutil.disk_usage(checkpoints.folder.parent)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=27))
+    with pytest.raises(OSError, match="a checkpoint could not be written, No space left") as full:
+        checkpoints.save(2, small(2))
+    assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(checkpoints.folder))
+    assert names(checkpoints.folder) == set()
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=28))
+    checkpoints.save(2, small(2))
+    checkpoints.wait()
+    assert checkpoints.steps() == [2]
+
+
+def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_complete(
+    checkpoints, caplog
+):
     state = {"params": {"w": np.random.default_rng(0).normal(size=(97, 89))}}
     checkpoints.save(2, state, {}, 1.0)
     checkpoints.wait()
@@ -276,6 +307,7 @@ def test_a_failed_write_is_an_os_error_and_the_steps_before_and_after_are_comple
             checkpoints.wait()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not [line for line in caplog.records if line.exc_info]
     assert checkpoints.steps() == [2]
     assert names(checkpoints.folder) == {"2"}
     checkpoints.save(3, state, {}, 3.0)

@@ -194,6 +194,7 @@ NO_MANIFEST = "5/MANIFEST.json is not a manifest"
         ({"leaves": {"step": 3}}, NO_MANIFEST),
         ({"metadata": []}, NO_MANIFEST),
         ({"metric": "low"}, NO_MANIFEST),
+        ({"regular": 1}, NO_MANIFEST),
         ({"format": 2}, "has format 2, and this version reads format 1"),
     ],
 )

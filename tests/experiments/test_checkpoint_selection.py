@@ -12,7 +12,7 @@ from jaxformer.errors import CheckpointError, ConfigError
 
 TRAINING = TrainingConfig(save_every=2, average_checkpoints=2, ema_decay=0.9)
 NUMBERS = {2: 20.0, 3: 70.0, 4: 30.0, 6: 50.0}
-"""The parameters of each step; those of step 3 were saved on preemption."""
+"""The parameters of each step."""
 METRICS = {2: 7.0, 4: 1.0, 6: 3.0}
 
 
@@ -21,7 +21,7 @@ def folder(tmp_path):
     with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
         for step, number in NUMBERS.items():
             state = {"params": {"a": np.full(3, number)}, "ema": {"a": np.full(3, number + 1)}}
-            checkpoints.save(step, state, {"regular": step in METRICS}, METRICS.get(step))
+            checkpoints.save(step, state, {}, METRICS.get(step))
     checkpoint_selection.note(tmp_path, [2, 6], "params", validation_loss=1.0)
     return tmp_path
 
@@ -52,7 +52,7 @@ def test_each_option_names_its_weights(folder, options, expected):
 def test_without_regular_checkpoints_the_average_is_the_last_one_alone(tmp_path):
     with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
         for step in (3, 5, 7):  # saved on preemption, on preemption and at the end
-            checkpoints.save(step, {"params": {"a": np.full(3, step)}}, {"regular": False})
+            checkpoints.save(step, {"params": {"a": np.full(3, step)}}, regular=False)
     training = TrainingConfig(save_every=0, average_checkpoints=5)
     assert number(tmp_path, training, checkpoint="average") == 7
 
@@ -68,6 +68,20 @@ def test_without_a_moving_average_the_parameters_are_the_weights(folder):
 def test_a_step_that_is_not_kept_is_refused_with_those_that_are(folder):
     with pytest.raises(CheckpointError, match="no checkpoint of step 5: it keeps 2, 3, 4, 6"):
         number(folder, step=5)
+
+
+def test_a_newest_step_that_only_its_validation_has_saved_is_not_averaged(folder):
+    with Checkpoints(folder / "checkpoints", keep=7) as checkpoints:
+        state = {"params": {"a": np.full(3, 90.0)}, "ema": {"a": np.full(3, 91.0)}}
+        checkpoints.save(7, state, {"saved_as_best": True}, 0.5, regular=False)
+    assert number(folder, checkpoint="average") == (30 + 50) / 2 + 1
+    assert number(folder, checkpoint="best") == number(folder, checkpoint="ema") == 91
+
+
+def test_recorded_weights_whose_step_is_gone_are_an_error_that_names_both_steps(folder):
+    checkpoint_selection.note(folder, [4, 5], "params", validation_loss=1.0)
+    with pytest.raises(CheckpointError, match=r"step 4, 5, but the run keeps 2, 3, 4, 6: put the"):
+        number(folder)
 
 
 def test_two_options_that_choose_a_step_are_refused():

@@ -151,10 +151,10 @@ def remembered(tmp_path):
     """The file that remembers comparisons, in a new folder of compiled programs."""
     before = jax.config.jax_compilation_cache_dir
     jax.config.update("jax_compilation_cache_dir", str(tmp_path))
-    device_check._agrees.cache_clear()
+    device_check._compared.cache_clear()
     yield tmp_path / "device_check.json"
     jax.config.update("jax_compilation_cache_dir", before)
-    device_check._agrees.cache_clear()
+    device_check._compared.cache_clear()
     RESULTS.clear()  # the runs of other tests record what their process has compared
 
 
@@ -164,11 +164,19 @@ def test_a_product_that_differs_is_said_with_advice_and_recorded_at_each_start(r
     (key,) = json.loads(remembered.read_text())
     remembered.write_text(json.dumps({key: "logits_matmul: dx differ by 1.0e-01"}))
     for _ in range(2):
-        device_check._agrees.cache_clear()  # as another start
+        device_check._compared.cache_clear(), RESULTS.clear()  # as another start
         assert not check_products("float32") and RESULTS[-1].seconds == 0.0
         said = capsys.readouterr().out
         assert said.startswith("products in float32 on a small call: logits_matmul: dx differ by")
         assert "nothing replaces a product: update the driver, unset XLA_FLAGS, or give" in said
+
+
+def test_a_second_run_of_a_process_has_its_own_comparisons_which_are_not_made_again(remembered):
+    call, kernel = spec(queries=257, keys=257, causal=True), ATTENTION_FNS["tpu_flash"]
+    assert not accept(call, kernel) and check_products("float32")
+    first, _ = RESULTS
+    RESULTS.clear()  # as a run does at its start
+    assert not (accept(call, kernel) or accept(call, kernel)) and RESULTS == [first]
 
 
 def test_an_attention_function_that_raises_here_is_said_and_not_accepted(

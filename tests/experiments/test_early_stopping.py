@@ -1,5 +1,7 @@
 """The score that stops a training early, and its direction."""
 
+import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -62,3 +64,14 @@ def test_training_stops_when_the_score_has_not_improved_for_so_many_evaluations(
             stopping = stopping.update(metric.of({metric.name: score}), step)
         assert stopping.should_stop(2) and stopping.best == metric.sign * scores[1]
     assert metric.describe_best(stopping) == "best loss 2.5000"
+
+
+def test_a_score_that_is_not_finite_is_never_the_best_and_counts_as_no_improvement():
+    metric, stopping = StoppingMetric("validation_loss", 1.0), EarlyStopping()
+    for step, score in enumerate((float("nan"), 3.0, float("-inf"), 2.5, float("nan"), math.inf)):
+        stopping = stopping.update(score, step)
+        assert stopping.metric_at(step) == (score if math.isfinite(score) else None)
+        assert stopping.is_best(step) == (score in (3.0, 2.5))
+        assert step or metric.describe_best(stopping) == "no finite loss yet"
+    assert stopping.best == 2.5 and stopping.should_stop(2) and not stopping.should_stop(3)
+    json.dumps(stopping._asdict(), allow_nan=False)

@@ -1,6 +1,7 @@
 """The loop that all experiments share: order, evaluations, checkpoints, resuming, stopping."""
 
 import json
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -10,6 +11,9 @@ import numpy as np
 import optax
 import pytest
 
+from experiments.harness.cli.exit_codes import exit_code
+from experiments.harness.runs import checkpoint_selection
+from experiments.harness.runs.checkpoint_selection import RunOptions, select
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.early_stopping import StoppingMetric
 from experiments.harness.training.fit import Cost, fit
@@ -22,7 +26,7 @@ from experiments.harness.training.session import (
 from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
-from jaxformer.errors import CheckpointError
+from jaxformer.errors import CheckpointError, Diverged
 from jaxformer.training.train_step import init_train_state, make_train_step
 from tests.experiments.commands import metrics_of
 
@@ -66,10 +70,10 @@ def run_in(folder, checkpoints, **training):
     )
 
 
-def fitted(folder, batches=batches, evaluate=evaluate, origin="a", **training):
+def fitted(folder, batches=batches, evaluate=evaluate, origin="a", total=TOTAL, **training):
     """The files of a run in `folder`, and its last state."""
     with Checkpoints(folder / "checkpoints", keep=7) as checkpoints:
-        run = run_in(folder, checkpoints, **training)
+        run = replace(run_in(folder, checkpoints, **training), total_steps=total)
         state = fit(
             STEP,
             first_state(),
@@ -161,6 +165,56 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
     np.testing.assert_array_equal(chosen["w"], best["w"])
     note = json.loads((tmp_path / "weights.json").read_text())
     assert note["steps"] == [2] and note["validation_bleu"] == 9.0
+
+
+def test_the_best_evaluation_is_saved_also_between_two_intervals_and_it_alone(tmp_path):
+    there, scripted = {}, iter([7.0, 5.0, 9.0, 8.0, 6.0])
+
+    def evaluate(state):
+        checkpoints.wait()
+        there[int(state.step)] = checkpoints.steps()
+        return Evaluated({"validation_loss": next(scripted)})
+
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        run = run_in(tmp_path, checkpoints, evaluate_every=3, average_checkpoints=2)
+        fit(STEP, first_state(), batches, evaluate, run)
+    assert checkpoints.best_step() == 6 and checkpoints.steps() == [6, 10, 15, 17]
+    assert there == {3: [], 6: [3, 5], 9: [5, 6], 12: [5, 6, 10], 15: [6, 10, 15]}
+    assert select(tmp_path, run.training, RunOptions(checkpoint="best")).steps == [6]
+    assert select(tmp_path, run.training, RunOptions(checkpoint="average")).steps == [15, 17]
+    (state, _), whole = checkpoints.restore(first_state(), 6), fitted(tmp_path / "b", total=6)
+    jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
+
+
+def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with_code_70(tmp_path):
+    fitted(tmp_path)
+    with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
+        checkpoints.annotate(10, {}, -1.0)
+        best = checkpoints.restore_params(10)
+        for is_lost in (("loss",), ("bleu", "loss")):
+
+            def validate(params, lost=is_lost):
+                good = bool(np.all(params["w"] == best["w"]))
+                bad = {f"validation_{name}": math.nan for name in lost}
+                return Evaluated({"validation_bleu": 0.0} | ({} if good else bad))
+
+            said = "the weights of step 17 is not finite: the result of .* is step 10"
+            with pytest.raises(Diverged, match=said) as raised:
+                choose_weights(run_in(tmp_path, checkpoints), single(), validate, "validation_bleu")
+            assert exit_code(raised.value) == 70
+            assert json.loads((tmp_path / "weights.json").read_text())["steps"] == [10]
+        best = {"w": np.zeros(3)}
+        with pytest.raises(Diverged, match="the validation of no checkpoint is finite"):
+            choose_weights(run_in(tmp_path, checkpoints), single(), validate, "validation_bleu")
+
+
+def test_a_run_that_trains_on_has_no_final_weights_until_its_new_end(tmp_path):
+    fitted(tmp_path)
+    checkpoint_selection.note(tmp_path, [5], "params")
+    fitted(tmp_path)
+    assert (tmp_path / "weights.json").exists()
+    fitted(tmp_path, total=TOTAL + 1)
+    assert not (tmp_path / "weights.json").exists()
 
 
 def test_checkpoints_of_other_batches_are_refused(tmp_path):

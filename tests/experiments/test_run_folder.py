@@ -2,6 +2,7 @@ import dataclasses
 import json
 import os
 import resource
+import subprocess
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -10,6 +11,7 @@ from typing import Literal
 
 import pytest
 
+from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_folder import Run, load_config, open_run
 from jaxformer import optional_dependencies
 from jaxformer.config import TransformerConfig, to_plain
@@ -74,6 +76,27 @@ def test_the_surroundings_are_written_down_and_those_of_earlier_starts_kept(tmp_
     assert {"git_commit", "time"} < found.keys() and found["command"].startswith("python ")
     assert len(found["earlier"]) == 2
     assert found["earlier"][0]["jax"] == found["jax"] and "earlier" not in found["earlier"][0]
+
+
+def test_the_commit_of_a_copied_script_is_written_down_beside_that_of_the_library(
+    tmp_path, monkeypatch
+):
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    script = tmp_path / "train.py"
+    script.write_text("")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-q", "-m", "mine"]):
+        subprocess.run([*git, *words], check=True)
+    script.write_text("changed = True")
+    head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
+    environments = []
+    for file in (str(script), run_folder.__file__):
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
+        folder = open_run(tmp_path / "runs", "translation", "tiny", CONFIG).folder
+        environments.append(json.loads((folder / "env.json").read_text()))
+    copied, own = environments
+    assert (copied["script_git_commit"], copied["script_git_changed"]) == (head.strip(), True)
+    assert own["git_commit"] == copied["git_commit"] != head.strip()
+    assert "script_git_commit" not in own
 
 
 def test_the_flags_of_the_compiler_are_written_down(tmp_path, monkeypatch):
@@ -248,7 +271,9 @@ def test_each_logged_step_is_one_line_on_disk_at_once(tmp_path):
     text = (tmp_path / "metrics.jsonl").read_text()
     assert text == '{"step": 3, "loss": 2.5, "tokens": 7.0}\n'
     run.log(5, loss=float("inf"))
-    assert run.metrics()[1] == {"step": 5, "loss": float("inf")}
+    # JSON has no infinity.
+    assert (tmp_path / "metrics.jsonl").read_text() == text + '{"step": 5, "loss": null}\n'
+    assert run.metrics()[1] == {"step": 5}
     run.close()
 
 

@@ -275,13 +275,6 @@ def test_a_command_of_a_folder_that_is_not_there_ends_with_code_2(command, tmp_p
     refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give --run")
 
 
-def test_chosen_weights_that_are_gone_give_way_to_the_newest(run, tmp_path):
-    folder = tmp_path / "copy"
-    shutil.copytree(run.folder, folder)
-    (folder / "weights.json").write_text('{"steps": [3, 999]}')
-    assert checkpoint_selection.select(folder, run.config.training).steps == [7]
-
-
 def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, pairs):
     found = load_run.load_run(run.folder, RunOptions(step=3)).params
     stored = Checkpoints(run.folder / "checkpoints").restore_params(3)

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from jaxformer import optional_dependencies
 from tests.faults import (
     bucket_trainings,
+    choices,
     damage,
     files,
     folders,
@@ -94,6 +95,10 @@ FAULTS = (
         None,
         mutations.settings,
     ),
+    Fault("F14 the best evaluation lies between two saves, also killed there", None, choices.best),
+    Fault("F14 a validation that is not finite", None, choices.not_finite),
+    Fault("F14 a step that weights.json names is gone", None, choices.gone),
+    Fault("F14 a model larger than the memory", None, choices.too_large),
     Fault("F10 hostile manifests", damage.hostile, damage.hostile),
     Fault(
         "F11 compiled programs in the cache cut short or overwritten",

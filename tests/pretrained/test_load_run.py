@@ -119,6 +119,9 @@ def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_nam
     same(found.params, times(1.25, params))
     (folder / "weights.json").write_text('{"steps": [3, 5], "tree": "params"}')
     same(load(folder).params, times(0.75, params))
+    (folder / "weights.json").write_text('{"steps": [4], "tree": "params"}')
+    with pytest.raises(CheckpointError, match="weights of step 4, but the run keeps 3, 5: put the"):
+        load(folder)
 
 
 def test_an_unfinished_run_gives_the_newest_of_the_tree_that_becomes_its_result(run):

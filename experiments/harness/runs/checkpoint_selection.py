@@ -1,6 +1,7 @@
 """A run's final weights: the mean of the last checkpoints, or the best one."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from jaxformer.distributed import (
     sharded,
     single,
 )
-from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.errors import CheckpointError, ConfigError, Diverged
 from jaxformer.nn.int8 import quantize
 from jaxformer.pretrained import Loaded
 
@@ -110,8 +111,8 @@ def choose(
 ) -> Chosen:
     """The mean of the last `training.average_checkpoints` checkpoints, or the best one alone.
 
-    The one with the smaller metric(params, steps) wins; the mean wins a tie. `devices` hold the
-    parameters.
+    The one with the smaller metric(params, steps) wins, the mean wins a tie, and one that is not
+    finite never wins. `devices` hold the parameters. Raises `Diverged` where none is finite.
     """
     last = _last(checkpoints, training)
     # Only the first process notes a validation: another one may not see that of the last step yet.
@@ -121,25 +122,28 @@ def choose(
     for steps in candidates:
         params = mean(checkpoints, training.result_tree, steps, devices)
         value = metric(params, steps)
-        if chosen is None or value < chosen.metric:
+        if math.isfinite(value) and (chosen is None or value < chosen.metric):
             chosen = Chosen(params, steps, value)
-    assert chosen is not None
+    if chosen is None:
+        raise Diverged(
+            "the validation of no checkpoint is finite: lower the learning rate, or train with "
+            "--model.dtype float32, under another --name"
+        )
     return chosen
 
 
 def _last(checkpoints: Checkpoints, training: Averaging) -> list[int]:
-    """The last `training.average_checkpoints` steps that were not saved on preemption.
+    """The last `training.average_checkpoints` steps that `save_every` asked for, and the newest.
 
-    A resumed run averages the same steps as one that was never stopped.
+    The newest does not count if only its validation has saved it. A resumed run averages the same
+    steps as one that was never stopped.
     """
     steps = checkpoints.steps()
-    regular = [step for step in steps[:-1] if _is_regular(checkpoints, step)] + steps[-1:]
-    return regular[-training.average_checkpoints :]
-
-
-def _is_regular(checkpoints: Checkpoints, step: int) -> bool:
-    """Whether `step` was saved because `save_every` asked for it."""
-    return manifest.read(checkpoints.folder / str(step)).metadata.get("regular", True)
+    saved = {step: manifest.read(checkpoints.folder / str(step)) for step in steps}
+    averaged = [step for step in steps if saved[step].regular]
+    if not averaged or not saved[steps[-1]].metadata.get("saved_as_best"):
+        averaged = sorted({*averaged, steps[-1]})
+    return averaged[-training.average_checkpoints :]
 
 
 def mean(checkpoints: Checkpoints, tree: str, steps: list[int], devices: Strategy) -> Any:
@@ -185,8 +189,7 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> We
         raise CheckpointError(f"{folder} holds no complete checkpoint: train first")
     if options.step is not None and options.step not in kept:
         raise CheckpointError(
-            f"{folder} has no checkpoint of step {options.step}: it keeps "
-            f"{', '.join(map(str, kept))}"
+            f"{folder} has no checkpoint of step {options.step}: it keeps {_listed(kept)}"
         )
     if options.checkpoint == "ema" and training.result_tree == "params":
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
@@ -205,12 +208,27 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> We
 
 def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
     """The steps that were chosen when training ended, or the newest one."""
-    said = run_files.read_record(
-        folder / _NOTE, {"steps": list}, "remove it to use the newest checkpoint"
-    )
-    chosen = said["steps"] if said else []
-    # A run that is continued after its end may have deleted the checkpoints chosen then.
-    return chosen if chosen and set(chosen) <= set(checkpoints.steps()) else [newest]
+    remedy = "remove it to use the newest checkpoint"
+    said = run_files.read_record(folder / _NOTE, {"steps": list}, remedy)
+    if not said:
+        return [newest]
+    kept = checkpoints.steps()
+    if not said["steps"] or not set(said["steps"]) <= set(kept):
+        raise CheckpointError(
+            f"{folder / _NOTE} names the weights of step {_listed(said['steps'])}, but the run "
+            f"keeps {_listed(kept)}: put the step back, or {remedy}"
+        )
+    return said["steps"]
+
+
+def _listed(steps: list[int]) -> str:
+    return ", ".join(map(str, steps)) or "none"
+
+
+def forget(folder: Path) -> None:
+    """Removes the record of the final weights, which a run that trains on does not have yet."""
+    if distributed.is_first() and (folder / _NOTE).exists():
+        storage.remove(folder / _NOTE)
 
 
 class TrainResult(NamedTuple):

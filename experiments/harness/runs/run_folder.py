@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import re
@@ -168,12 +169,14 @@ class Run:
     def log(self, step: int, **values: float) -> None:
         """Appends `values` of `step` to metrics.jsonl, on disk when this returns.
 
+        One that is not finite is null there, as JSON has no other word for it.
         In a bucket the file is replaced by `flush`, here at most once a minute.
         """
         if not self._writes:
             return
         numbers = {name: float(value) for name, value in values.items()}
-        line = json.dumps({"step": int(step), **numbers}) + "\n"
+        finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
+        line = json.dumps({"step": int(step), **finite}) + "\n"
         with self.surviving("metrics.jsonl"):
             self._append(line.encode())
         with self.surviving("tensorboard"):
@@ -219,7 +222,7 @@ class Run:
         with self.surviving("metrics.jsonl"):
             self._warn_of_damage()
             last = step if without is None else step - 1
-            lines = self.metrics()
+            lines = self._lines()
             kept = [x for x in lines if x["step"] <= (last if without in x else step)]
             text = "".join(json.dumps(line) + "\n" for line in kept)
             if self._path.exists():
@@ -229,7 +232,13 @@ class Run:
         self._first_step = step + 1
 
     def metrics(self) -> list[dict]:
-        """The logged lines in order, without damaged ones."""
+        """The logged lines in order, without damaged ones and numbers that are not finite."""
+        return [
+            {name: value for name, value in line.items() if value is not None}
+            for line in self._lines()
+        ]
+
+    def _lines(self) -> list[dict]:
         if not self._path.exists():
             return []
         lines = (_parse(line) for line in self._path.read_bytes().split(b"\n"))
@@ -336,15 +345,34 @@ def _environment() -> dict:
         "processes": jax.process_count(),
         "cpus": cpu_count(),
         **{name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_changed": bool(_git("status", "--porcelain", "--untracked-files=no")),
+        **_commits(),
         "time": now(),
         "command": cli.own_command(),
     }
 
 
-def _git(*words: str) -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), *words]
+def _commits() -> dict[str, str | bool | None]:
+    """The commit of this repository, and that of a script of another one that was started."""
+    repositories = {"": Path(__file__).parent}
+    script = getattr(sys.modules["__main__"], "__file__", None)
+    if script is not None:
+        repositories["script_"] = Path(script).resolve().parent
+    commits: dict[str, str | bool | None] = {}
+    roots = []
+    for prefix, folder in repositories.items():
+        root, _, commit = (_git(folder, "rev-parse", "--show-toplevel", "HEAD") or "").partition(
+            "\n"
+        )
+        if prefix and (not commit or root in roots):
+            continue
+        roots.append(root)
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+        commits |= {f"{prefix}git_commit": commit or None, f"{prefix}git_changed": bool(changed)}
+    return commits
+
+
+def _git(folder: Path, *words: str) -> str | None:
+    command = ["git", "-C", str(folder), *words]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):

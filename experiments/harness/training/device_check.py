@@ -37,7 +37,7 @@ from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 RESULTS: "list[CheckResult]" = []
-"""The comparisons of this process, for env.json."""
+"""The comparisons that this run relies on, for env.json. A process makes each of them once."""
 
 PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {
@@ -301,8 +301,20 @@ def check_products(dtype: str) -> bool:
     return _agrees("products", dtype, jax.local_devices()[0].device_kind)
 
 
-@cache
 def _agrees(name: str, call: AttentionSpec | str, kind: str) -> bool:
+    result, failed = _compared(name, call, kind)
+    if result not in RESULTS:
+        RESULTS.append(result)
+        if failed.any():
+            first = f"{name} of process {np.argmax(failed)} differ from those of {result.reference}"
+            advice = _NO_OTHER if isinstance(call, str) else _NEXT
+            display.say(f"{result if result.failure else first}; {advice}")
+    return not failed.any()
+
+
+@cache
+def _compared(name: str, call: AttentionSpec | str, kind: str) -> tuple[CheckResult, np.ndarray]:
+    """The comparison on this process, and for each process whether it has failed there."""
     known, key = _Known(), f"{kind}; jax {jax.__version__}; {__version__}; {name}; {call}"
     failure = known.read().get(key)
     if failure is not None:
@@ -311,16 +323,11 @@ def _agrees(name: str, call: AttentionSpec | str, kind: str) -> bool:
         result = compare_products(call)
     else:
         result = compare(name, ATTENTION_FNS[name], call)
-    RESULTS.append(result)
     known.write(key, result.failure)
     failed = np.array([bool(result.failure)])
     if distributed.is_several():
         failed = multihost_utils.process_allgather(failed).ravel()
-    if failed.any():
-        first = f"{name} of process {np.argmax(failed)} differ from those of {result.reference}"
-        advice = _NO_OTHER if isinstance(call, str) else _NEXT
-        display.say(f"{result if result.failure else first}; {advice}")
-    return not failed.any()
+    return result, failed
 
 
 class _Known:

@@ -1,5 +1,6 @@
 """The validation metric so far, kept with every checkpoint, and when it says to stop."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ _MODES = {
 class EarlyStopping(NamedTuple):
     """The last metric and its step, the least one, and evaluations since then.
 
-    A smaller metric is better: a loss, or minus a score. None before the first evaluation.
+    A smaller metric is better: a loss, or minus a score. None before the first evaluation, and for
+    a metric that is not finite, which is never the best.
     """
 
     metric: float | None = None
@@ -26,6 +28,8 @@ class EarlyStopping(NamedTuple):
 
     def update(self, metric: float, step: int) -> "EarlyStopping":
         """This after one more evaluation."""
+        if not math.isfinite(metric):
+            return EarlyStopping(None, step, self.best, self.since_best + 1)
         if self.best is None or metric < self.best:
             return EarlyStopping(metric, step, metric, 0)
         return EarlyStopping(metric, step, self.best, self.since_best + 1)
@@ -37,6 +41,10 @@ class EarlyStopping(NamedTuple):
     def metric_at(self, step: int) -> float | None:
         """The metric of `step`, or None where it was not evaluated."""
         return self.metric if step == self.step else None
+
+    def is_best(self, step: int) -> bool:
+        """Whether `step` was the last to be evaluated, and is the best."""
+        return step == self.step and self.best is not None and self.since_best == 0
 
 
 class StoppingMetric(NamedTuple):
@@ -60,8 +68,9 @@ class StoppingMetric(NamedTuple):
     def describe_best(self, stopping: EarlyStopping) -> str:
         """The best score so far, such as "best loss 1.2345" or "best chrf 61.23"."""
         name = self.name.removeprefix("validation_").replace("_", " ")
-        best = 0.0 if stopping.best is None else self.sign * stopping.best
-        return f"best {name} {best:.{4 if self.sign > 0 else 2}f}"
+        if stopping.best is None:
+            return f"no finite {name} yet"
+        return f"best {name} {self.sign * stopping.best:.{4 if self.sign > 0 else 2}f}"
 
 
 def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingMetric:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed
+from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.preemption import asked_to_stop
 from experiments.harness.training import device_check
 from experiments.harness.training.build import describe_size
@@ -70,6 +70,8 @@ def fit(
         return due_now and stopping.step != number
 
     if log is not None:
+        if number < total and not stopping.should_stop(training.patience):
+            checkpoint_selection.forget(log.folder)  # it may name steps that go now
         repeated = run.watched.name if run.watched is not None and evaluates() else None
         log.resume(number, without=repeated)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
@@ -88,15 +90,17 @@ def fit(
             )
         )
 
-        def save(*, metric: float | None = None) -> None:
+        def save(*, as_best: bool = False) -> None:
             progress.settle()
             assert checkpoints is not None
-            regular = {"regular": due(number, training.save_every)}
-            noted = {"early_stopping": stopping._asdict()}
+            noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
             with progress.pace.doing("saving"):
                 if log is not None:
                     log.flush()
-                checkpoints.save(number, state, regular | noted | origin, metric)
+                # Only regular checkpoints are averaged, as if the run had never been stopped.
+                regular = due(number, training.save_every)
+                metric = stopping.metric_at(number)
+                checkpoints.save(number, state, noted | origin, metric, regular=regular)
 
         def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert evaluate is not None
@@ -131,9 +135,9 @@ def fit(
                 stopping = evaluated(is_saved=regular)
             last = stopping.should_stop(training.patience)
             stop = preempted()
-            if checkpoints is not None and (last or stop) and not regular:
-                # A checkpoint saved on preemption is no candidate for the final weights.
-                save(metric=stopping.metric_at(number) if last else None)
+            best = stopping.is_best(number)
+            if checkpoints is not None and (last or stop or best) and not regular:
+                save(as_best=best)
             if stop:
                 break
         if checkpoints is not None:

@@ -4,6 +4,7 @@
 """
 
 import json
+import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,7 +28,7 @@ from experiments.harness.training.utilization import peak_of
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device
-from jaxformer.errors import ConfigError
+from jaxformer.errors import ConfigError, Diverged
 from jaxformer.runtime import ProcessSetup, setup_process
 
 _FILES = {
@@ -116,13 +117,14 @@ def open_training(
         log = run_folder.open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
+        device_check.RESULTS.clear()  # those of an earlier run in this process
         log.loggers = build.build_loggers(config.training, log.folder, loggers)
         peak = peak_of(devices, config.model.dtype)
         record_environment(log, config, setup=setup, utilization=peak)
         display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
         if setup.platform != "cpu":  # where the tests have compared them
             device_check.check_products(config.model.dtype)
-        keep = config.training.average_checkpoints + 1  # one may have been saved on preemption
+        keep = config.training.average_checkpoints + 1  # one may be damaged
         with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
             yield ExperimentRun(
                 total_steps=config.optimizer.total_steps,
@@ -200,20 +202,32 @@ def choose_weights(
     """The final weights: the mean of the last checkpoints, or the one of the best `score`.
 
     `devices` hold them, and `validate(params)` evaluates them on the validation text. weights.json
-    records the choice.
+    records the choice. Raises `Diverged` where those of the last checkpoints have no finite score.
     """
     sign = stopping_metric(TrainingConfig(), (score,)).sign
+    diverged: list[str] = []
 
     def metric(params: Any, steps: list[int]) -> float:
-        with display.phase(f"validating the weights of step {', '.join(map(str, steps))}"):
-            value = validate(params).scores[score]
-        display.say(f"  {score.replace('_', ' ')} {value:.4f}")
-        return sign * value
+        names = ", ".join(map(str, steps))
+        with display.phase(f"validating the weights of step {names}"):
+            scores = validate(params).scores
+        display.say(f"  {score.replace('_', ' ')} {scores[score]:.4f}")
+        # BLEU is 0 where the loss is NaN.
+        if math.isfinite(scores[score]) and math.isfinite(scores.get("validation_loss", 0.0)):
+            return sign * scores[score]
+        diverged.append(names)
+        return math.nan
 
     chosen = checkpoint_selection.choose(run.checkpoints, run.training, metric, devices)
     if distributed.is_first():
         tree = run.training.result_tree
         checkpoint_selection.note(run.folder, chosen.steps, tree, **{score: sign * chosen.metric})
+    if diverged:
+        raise Diverged(
+            f"the validation of the weights of step {', '.join(diverged)} is not finite: the "
+            f"result of {run.folder} is step {chosen.steps[0]}. Evaluate it, or lower the learning "
+            "rate and train under another --name"
+        )
     return chosen.params
 
 
