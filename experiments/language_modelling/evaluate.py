@@ -22,6 +22,7 @@ from experiments.harness.runs.run_files import write_table
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
+from experiments.harness.training.session import describe_folder
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.objectives import objective
@@ -71,23 +72,23 @@ def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) ->
     write_table(folder / "samples" / f"{name}-losses.tsv", table)
 
 
-def custom_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
+def user_loss_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
     """The user's loss and metrics of the validation `text`.
 
-    The loss is computed in rows as those of the training (see `build.custom_metrics`).
+    The loss is computed in rows as those of the training (see `build.user_loss_metrics`).
     """
     config, task = loaded.config, objective(loaded.config)
     batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
     chunk = config.training.loss_chunk
-    of_loss = build.custom_metrics(loaded, batches, loss_chunk=chunk)
-    metrics = own_metrics(loaded, text, likelihood)
+    of_loss = build.user_loss_metrics(loaded, batches, loss_chunk=chunk)
+    metrics = user_metrics(loaded, text, likelihood)
     return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
 
 
-def own_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
-    """`build.own_metrics` of `text`."""
-    evaluation = build.Evaluation(loaded, text, scores_of(loaded.config, likelihood))
-    return build.own_metrics(loaded.config.training, evaluation)
+def user_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
+    """`build.user_metrics` of `text`."""
+    evaluation = build.MetricInputs(loaded, text, scores_of(loaded.config, likelihood))
+    return build.user_metrics(loaded.config.training, evaluation)
 
 
 def scores_of(config: LanguageConfig, likelihood: Likelihood) -> dict[str, float]:
@@ -128,6 +129,13 @@ def describe_scores(
     if not math.isnan(interval):
         lines.append("  ±: 95 % over other text (bootstrap over batches)")
     return "\n".join(lines)
+
+
+def describe_run(folder: Path) -> str:
+    """The files of the run in `folder`, and what to do next."""
+    files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
+    commands = [(f"language_modelling.{name}",) for name in ("generate", "evaluate")]
+    return describe_folder(folder, files, commands)
 
 
 def continued_prompts(loaded: LoadedRun) -> list[str]:
@@ -215,7 +223,7 @@ def main(options: EvaluateOptions) -> None:
             text = open_encoded(options.folder, options.part, loaded.tokenizer)
         losses = batch_losses(loaded, text, stride=stride)
         likelihood = total(losses, text)
-        own = own_metrics(loaded, text, likelihood)
+        own = user_metrics(loaded, text, likelihood)
     print(describe_scores(name, config, likelihood, losses))
     metadata = {"run": options.run, "text": name, "stride": stride}
     if not options.files:

@@ -1,13 +1,8 @@
 """Weights that a run starts from: of another run, or in the format of `transformers`."""
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
-
-import jax
-import jax.numpy as jnp
-from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
 from experiments.harness.training import initialization
@@ -18,12 +13,10 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.nn.stack import stack_blocks
 from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
-from jaxformer.training.train_step import TrainState
 
 _LENGTH = 256
 _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
@@ -110,24 +103,3 @@ def _with_run(config: LanguageConfig, folder: Path) -> LanguageConfig:
     config = initialization.with_parent(config, "language_modelling")
     data = config.data if config.continue_from else replace(config.data, tokenizer=str(path))
     return replace(config, model=replace(config.model, vocab_size=size), data=data)
-
-
-def with_pretrained_params(
-    config: LanguageConfig, state: TrainState, devices: Strategy
-) -> TrainState:
-    """`state` with the parameters in the folder of `transformers` that `config` starts from.
-
-    Each device reads only its parts from the files.
-    """
-    run = run_folder.folder_of(config.runs, "language_modelling", config.name)
-    of_run = initialization.parent_of(config) is not None or initialization.is_begun(run)
-    if not config.init_from or of_run:
-        return state
-
-    def arranged(params: Any) -> Any:  # copies, because a step donates its state's buffers
-        params = jax.tree.map(partial(jnp.array, dtype=jnp.float32), params)
-        return stack_blocks(params) if config.model.scan_layers else params
-
-    params: Any = load_pretrained(config.init_from, strategy=devices).params
-    make = Partial(arranged, params)
-    return initialization.with_loaded(config, state, make, devices, config.init_from)

@@ -1,30 +1,26 @@
 """Train a language model: `python -m experiments.language_modelling.train --preset NAME`.
 
 The same command again resumes. Everything is kept in runs/language_modelling/NAME. This file is
-meant to be copied: model, loss and step, then data, loop and score.
+meant to be copied: model, data, evaluation and score are here; the rest is in the harness.
 """
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
-import jax
 from flax import linen as nn
-from jax.tree_util import Partial
 
-from experiments.harness import cli
+from experiments.harness import cli, training
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training import build, initialization, session
-from experiments.harness.training.fit import Cost, fit
 from experiments.language_modelling import evaluate as evaluation
-from experiments.language_modelling import init_from_pretrained
+from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.load_run import LoadedRun
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.prepare import (
+    Encoded,
     Prepared,
     describe,
     prepare,
@@ -32,10 +28,7 @@ from experiments.language_modelling.prepare import (
     tokenizer_digest,
 )
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
-from jaxformer.distributed import CompiledStep, Strategy
-from jaxformer.nn.axes import parameter_axes
-from jaxformer.text.data import all_rows
-from jaxformer.training.train_step import TrainState, init_train_state
+from jaxformer.distributed import Strategy
 
 EXPERIMENT = "language_modelling"
 
@@ -47,32 +40,11 @@ def main(config: LanguageConfig) -> None:
 
 def make_init_and_step(
     config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
-) -> tuple[Callable[[], TrainState], CompiledStep]:
-    """The function that makes the first state, and the compiled step on batches like `batch`.
-
-    The step takes the gradient of the summed loss, divides it by the number of tokens and updates
-    the parameters once. Its program depends on neither seed nor learning rate: runs share it.
-    """
-    training, task = config.training, objective(config)
-    loss = build.build_loss(training, task.loss)(model, loss_chunk=training.loss_chunk)
-    axes = devices.axes or parameter_axes(model)
-    loss, optimizer = build.build_trained(config.optimizer, training, loss, axes)
-
-    def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
-        params = build.init_params(model, rng, *inputs)
-        params = build.with_adapters(params, rng, training, axes)
-        return init_train_state(params, optimizer, dropout_rng, ema=training.ema_decay > 0)
-
-    step = devices.step(
-        loss,
-        optimizer,
-        grad_accumulation=training.parts_on(devices),
-        ema_decay=training.ema_decay,
-        gather_at=training.gather_at,
-        gather_dtype=config.model.dtype,
-    )
-    rngs = jax.random.split(jax.random.key(training.seed))
-    return Partial(init, *rngs, *(leaf[:2] for leaf in task.inputs(batch))), step
+) -> training.InitAndStep:
+    """The function that makes the first state, and the compiled step on batches like `batch`."""
+    task, chunk = objective(config), config.training.loss_chunk
+    loss = training.build_loss(config.training, task.loss)(model, loss_chunk=chunk)
+    return training.init_and_step(config, model, loss, task.inputs(batch), devices)
 
 
 def train(
@@ -87,46 +59,29 @@ def train(
     `values` are of your own, by the names in `build.VALUES`, such as `block`; the run records them.
     `loggers` get all that is logged. Returns the run's folder and scores.
     """
-    config = build.with_values(config, **values)
-    scores, parent = known_scores(config), init_from_pretrained.with_pretrained_sizes
-    with session.open_training(EXPERIMENT, config, scores, loggers, parent) as run:
-        config, devices = run.config, run.devices
-        data = prepare(config, run.folder)
+    config = training.with_values(config, **values)
+    scores = known_scores(config)
+    with training.open_run(EXPERIMENT, config, scores, loggers, with_pretrained_sizes) as run:
+        data = prepare(run.config, run.folder)
         display.say(describe(data))
-        batches = build.build_batches(config, data)
-        config = replace(config, model=data.model)  # with the size of the vocabulary
-        model = build_model(config)
-
-        def batch(number: int) -> Any:
-            parts = config.training.parts_on(devices)
-            return devices.make_batch(partial(batches.batch, number), parts)
-
-        def validate(params: Any) -> session.Evaluated:
-            return evaluate(config, data, model, params)
-
-        devices = devices.for_model(model)
-        init, step = make_step(config, model, batches.batch(0, all_rows), devices)
-        with display.phase("creating the model"):
-            state = devices.init(init)
-            state = init_from_pretrained.with_pretrained_params(config, state, devices)
-        state = initialization.start(run, model, state, devices, batches.fingerprint)
-        fit(
-            step,
-            state,
-            batch,
-            lambda state: validate(build.result_params(state, config.training)),
-            run,
-            cost=partial(cost, config),
-            origin={"data": batches.fingerprint, "tokenizer": tokenizer_digest(run.folder)},
+        run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
+        model, flops = build_model(run.config), objective(run.config).flops
+        loaded = LoadedRun(model, None, data.tokenizer, config=run.config)
+        task = training.Task(
+            model=model,
+            make_step=make_step,
+            batches=training.build_batches(run.config, data),
+            evaluate=lambda params, _: evaluate(
+                run.config, replace(loaded, params=params), data.validation
+            ),
+            cost=lambda x: training.Cost(x.loss_mask.size, flops(run.config.model, x)),
+            origin={"tokenizer": tokenizer_digest(run.folder)},
         )
-        params = session.choose_weights(run, devices, validate, "validation_loss")
-        score(run, LoadedRun(model, params, data.tokenizer, config=config), data)
+        run, state, step = training.start(run, task)
+        training.fit(run, step, state, task)
+        params = training.choose_weights(run, task, "validation_loss")
+        score(run, replace(loaded, params=params), data)
     return read_result(run.folder)
-
-
-def cost(config: LanguageConfig, batch: Any) -> Cost:
-    """The predicted positions of a batch on its devices, and the FLOPs of a step on it."""
-    return Cost(batch.loss_mask.size, objective(config).flops(config.model, batch))
 
 
 def known_scores(config: LanguageConfig) -> tuple[str, ...]:
@@ -135,38 +90,31 @@ def known_scores(config: LanguageConfig) -> tuple[str, ...]:
     return ("validation_loss", *bits)
 
 
-def evaluate(
-    config: LanguageConfig, data: Prepared, model: nn.Module, params: Any
-) -> session.Evaluated:
+def evaluate(config: LanguageConfig, loaded: LoadedRun, text: Encoded) -> training.EvaluationResult:
     """The likelihood of the validation text."""
-    loaded = LoadedRun(model, params, data.tokenizer, config=config)
-    likelihood = evaluation.measure(loaded, data.validation)
-    values = {"validation_loss": likelihood.loss}
-    values["validation_bits_per_byte"] = likelihood.bits_per_byte
-    scores = {name: values[name] for name in known_scores(config)}
-    scores |= evaluation.custom_metrics(loaded, data.validation, likelihood)
-    return session.Evaluated(scores)
+    likelihood = evaluation.measure(loaded, text)
+    scores = {f"validation_{name}": getattr(likelihood, name) for name in ("loss", "bits_per_byte")}
+    known = {name: scores[name] for name in known_scores(config)}
+    return training.EvaluationResult(known | evaluation.user_loss_metrics(loaded, text, likelihood))
 
 
-def score(run: session.ExperimentRun, loaded: LoadedRun, data: Prepared) -> None:
+def score(run: training.OpenRun, loaded: LoadedRun, data: Prepared) -> None:
     """Continues the prompts with the final weights, and writes their scores of the test text."""
-    config, folder = loaded.config, run.folder
     evaluation.show_prompts(run.log, loaded)
-    name = "validation" if data.test is None else "test"
-    text = data.test or data.validation
+    name, text = ("test", data.test) if data.test else ("validation", data.validation)
     with display.phase(f"measuring the {name} text"):
         losses = evaluation.batch_losses(loaded, text)
         likelihood = evaluation.total(losses, text)
-        scores = evaluation.scores_of(config, likelihood)
-        scores |= evaluation.own_metrics(loaded, text, likelihood)
-    facts = {"text": name, "text_sha256": text_digest(folder, name), "stride": config.data.seq_len}
-    run.write_scores(facts | scores)
+        scores = evaluation.scores_of(run.config, likelihood)
+        scores |= evaluation.user_metrics(loaded, text, likelihood)
+    digest = text_digest(run.folder, name)
+    run.write_scores(
+        {"text": name, "text_sha256": digest, "stride": run.config.data.seq_len} | scores
+    )
     if distributed.is_first():
-        evaluation.write_losses(folder, name, losses)
-    display.say(evaluation.describe_scores(name, config, likelihood, losses))
-    files = {"samples/prompts.txt": "the prompts and what the model makes of them"}
-    commands = [(f"{EXPERIMENT}.{name}",) for name in ("generate", "evaluate")]
-    display.say("\n" + session.describe_folder(folder, files, commands))
+        evaluation.write_losses(run.folder, name, losses)
+    display.say(evaluation.describe_scores(name, run.config, likelihood, losses))
+    display.say("\n" + evaluation.describe_run(run.folder))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ from experiments.harness.runs.decoding_options import DecodingOptions, load_memb
 from experiments.harness.runs.run_files import read_table, write_lines, write_table
 from experiments.harness.training import build
 from experiments.harness.training.progress import Sample
-from experiments.harness.training.session import describe_folder
+from experiments.harness.training.session import OpenRun, describe_folder
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import (
     Text,
@@ -65,10 +65,14 @@ def evaluate(
 ) -> Result:
     """The best translation of each source line of `text`, scored against its raw target lines.
 
-    `language` is that of the target lines, `tokenize` as in `score_translations`. With `lowercased`
-    also after lower-casing, punctuation normalisation and Moses tokenisation. A line of more than
-    `max_len` tokens gets an empty translation, and a warning on stderr.
+    `language` is that of the target lines (empty: the run's), `tokenize` as in
+    `score_translations`. With `lowercased` also after lower-casing, punctuation normalisation and
+    Moses tokenisation. A run's own metrics come last. A line of more than `max_len` tokens gets an
+    empty translation, and a warning on stderr.
     """
+    config = loaded.config if isinstance(loaded, LoadedRun) else None
+    if config is not None:
+        language = language or config.data.target_language
     lines, blanked = without_too_long(loaded, text.source)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
@@ -79,10 +83,13 @@ def evaluate(
     if lowercased:
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores["lowercased"] = lower._asdict()
+    if config is not None:
+        inputs = build.MetricInputs(loaded, text, scores, hypotheses)
+        scores |= build.user_metrics(config.training, inputs)
     return Result(scores, hypotheses)
 
 
-def rouge(evaluation: build.Evaluation) -> dict[str, float]:
+def rouge(evaluation: build.MetricInputs) -> dict[str, float]:
     """ROUGE of the summaries of a text; for --training.metrics."""
     return score_summaries(evaluation.hypotheses, evaluation.text.target)
 
@@ -112,7 +119,7 @@ def score_summaries(hypotheses: Sequence[str], references: Sequence[str]) -> dic
 def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:
     """`validation_loss` of `text`: nats per target token, without label smoothing.
 
-    With your own loss also `build.custom_metrics`. Pairs with an empty or too long side are left
+    With your own loss also `build.user_loss_metrics`. Pairs with an empty or too long side are left
     out; {} if no other is there.
     """
     training = loaded.config.training
@@ -122,7 +129,7 @@ def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:
     options = {"pad": PAD, "loss_chunk": training.loss_chunk}
     sums = build.loss_sums(seq2seq_loss, loaded, batches, **options)
     smoothed = options | {"label_smoothing": training.label_smoothing}
-    custom = build.custom_metrics(loaded, batches, **smoothed)
+    custom = build.user_loss_metrics(loaded, batches, **smoothed)
     return {"validation_loss": sums["loss"] / sums["tokens"], **custom}
 
 
@@ -234,11 +241,9 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
     }
 
 
-def describe_run(
-    folder: Path, name: str, text: Text, scores: dict, hypotheses: list[str], language: str
-) -> str:
+def describe_run(run: OpenRun, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
     """The last lines of a training: the `scores` of the text `name`, and what to do next."""
-    words = read_known_words(folder)
+    words = read_known_words(run.folder)
     abilities = (
         "The model has learned to translate sentences like those of its training text, such as the "
         f"three above. That text has {len(words):,} words in the source language. Sentences with "
@@ -246,8 +251,9 @@ def describe_run(
     )
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
     commands = [("translation.translate",)]
+    language = run.config.data.target_language
     described = describe_scores(name, scores, hypotheses, text.target, language)
-    folder_and_next = describe_folder(folder, files, commands)
+    folder_and_next = describe_folder(run.folder, files, commands)
     return "\n\n".join([described, textwrap.fill(abilities, width=80), folder_and_next])
 
 
@@ -311,10 +317,7 @@ def main(options: EvaluateOptions) -> None:
     print(describe_scores(name, result.scores, result.hypotheses, text.target, *words))
     record: dict[str, Any] = {"run": options.run, "text_sha256": fingerprint(text)}
     record |= {"search": asdict(search), "translation": asdict(translation)}
-    own = {}
-    if is_run:
-        own = build.own_metrics(loaded.config.training, build.Evaluation(loaded, text, *result))
-    print(json.dumps(record | result.scores | own))
+    print(json.dumps(record | result.scores))
 
 
 def _text(options: EvaluateOptions, loaded: Translator) -> Text:

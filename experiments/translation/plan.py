@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from experiments.harness.planning import PlannedTraining
+from experiments.harness.training.flops import seq2seq_cost
 from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
@@ -41,7 +42,7 @@ def batch_of(config: TranslationConfig) -> Any:
 
 def flops_of(config: TranslationConfig) -> int:
     """Returns the FLOPs of a step by the model's equations."""
-    return train.cost(config, batch_of(config)).flops
+    return seq2seq_cost(config.model, batch_of(config)).flops
 
 
 def tokens_of(config: TranslationConfig) -> int:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.harness.training.build import loss_sums
 from experiments.language_modelling.presets import DataConfig, OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.text.data import StreamBatch
@@ -47,6 +48,7 @@ class Prepared(NamedTuple):
     model: TransformerConfig
     batches: Sequences
     validation: Sequences
+    tokenizer: None = None
 
 
 def prepare(config, folder):
@@ -77,24 +79,20 @@ def known_scores(config):
     return ("validation_loss",)
 
 
-def evaluate(config, data, model, params):
+def evaluate(config, loaded, text):
     """The loss of the reversed half."""
-    loaded = LoadedRun(model, params, None, config=config)
-    sums = build.loss_sums(causal_loss, loaded, map(data.validation.batch, range(3)))
-    return session.Evaluated({"validation_loss": sums["loss"] / sums["tokens"]})
+    sums = loss_sums(causal_loss, loaded, map(text.batch, range(3)))
+    return training.EvaluationResult({"validation_loss": sums["loss"] / sums["tokens"]})
 
 
-def score(run, config, data, model, params):
-    loss = evaluate(config, data, model, params).scores["validation_loss"]
+def score(run, loaded, data):
+    loss = evaluate(run.config, loaded, data.validation).scores["validation_loss"]
     digest = data.validation.fingerprint
     run.write_scores({"text": "validation", "text_sha256": digest, "loss": loss})
 '''
 EDITS = {
     'EXPERIMENT = "language_modelling"\n': 'EXPERIMENT = "reverse"\n' + DATA,
-    ', "tokenizer": tokenizer_digest(run.folder)': "",
-    "score(run, LoadedRun(model, params, data.tokenizer, config=config), data)": (
-        "score(run, config, data, model, params)"
-    ),
+    '            origin={"tokenizer": tokenizer_digest(run.folder)},\n': "",
     inspect.getsource(original.known_scores): SCORES,
     inspect.getsource(original.evaluate): "",
     inspect.getsource(original.score): "",

@@ -4,6 +4,7 @@ import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,14 +17,10 @@ from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions, select
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.early_stopping import StoppingMetric
-from experiments.harness.training.fit import Cost, fit
-from experiments.harness.training.session import (
-    Evaluated,
-    ExperimentRun,
-    TrainingRun,
-    choose_weights,
-)
-from experiments.harness.training.training_config import TrainingConfig
+from experiments.harness.training.fit import fit
+from experiments.harness.training.session import OpenRun, choose_weights
+from experiments.harness.training.task import Cost, EvaluationResult, Task
+from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, Diverged
@@ -46,44 +43,53 @@ def first_state():
     return init_train_state({"w": jnp.arange(1.0, 4.0)}, OPTIMIZER, jax.random.key(3))
 
 
-def batches(number):
-    return {"x": np.random.default_rng(number).standard_normal((5, 3)).astype(np.float32)}
+class Numbers(NamedTuple):
+    fingerprint: str = "a"
+
+    def batch(self, number, rows=None):
+        return {"x": np.random.default_rng(number).standard_normal((5, 3)).astype(np.float32)}
 
 
-def evaluate(state):
-    return Evaluated({"validation_loss": float(jnp.sum(state.params["w"] ** 2))})
+def evaluate(params, step):
+    return EvaluationResult({"validation_loss": float(jnp.sum(params["w"] ** 2))})
 
 
-def run_in(folder, checkpoints, **training):
+def task_of(evaluate=evaluate, **changes):
+    given = {"model": None, "make_step": None, "batches": Numbers(), "cost": lambda x: Cost(7, 11)}
+    return Task(**given | {"evaluate": evaluate} | changes)
+
+
+class AsTheyAre:
+    """Devices that get batches as they are."""
+
+    num_shards = 1
+    shardings = staticmethod(single().shardings)
+
+    def make_batch(self, make, parts):
+        return make(None)
+
+
+def run_in(folder, checkpoints, total=TOTAL, **training):
     options = {"log_every": 2, "save_every": 5, "evaluate_every": 5, "average_checkpoints": 1}
     watched = StoppingMetric("validation_loss", 1.0)
     settings = TrainingConfig(**options | training)
-    log = Run(folder)
-    return ExperimentRun(
-        total_steps=TOTAL,
-        training=settings,
+    config = SimpleNamespace(
+        training=settings, optimizer=OptimizerConfig(total_steps=total), profile=False
+    )
+    return OpenRun(
         watched=watched,
         checkpoints=checkpoints,
-        log=log,
-        config=None,
-        devices=single(),
+        log=Run(folder),
+        config=config,
+        devices=AsTheyAre(),
     )
 
 
-def fitted(folder, batches=batches, evaluate=evaluate, origin="a", total=TOTAL, **training):
+def fitted(folder, evaluate=evaluate, origin="a", total=TOTAL, **training):
     """The files of a run in `folder`, and its last state."""
     with Checkpoints(folder / "checkpoints", keep=7) as checkpoints:
-        run = replace(run_in(folder, checkpoints, **training), total_steps=total)
-        state = fit(
-            STEP,
-            first_state(),
-            batches,
-            evaluate,
-            run,
-            cost=lambda batch: Cost(7, 11),
-            origin={"data": origin},
-        )
-    return state
+        run = run_in(folder, checkpoints, total=total, **training)
+        return fit(run, STEP, first_state(), task_of(evaluate, batches=Numbers(origin)))
 
 
 def saved(folder):
@@ -105,10 +111,10 @@ def test_a_run_that_dies_while_it_evaluates_has_saved_and_evaluates_again(tmp_pa
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fitted(whole)
 
-    def dies_at_10(state):
-        if int(state.step) == 10:
+    def dies_at_10(params, step):
+        if step == 10:
             raise MemoryError("no room for the validation text")
-        return evaluate(state)
+        return evaluate(params, step)
 
     with pytest.raises(MemoryError):
         fitted(parts, evaluate=dies_at_10)
@@ -138,7 +144,9 @@ def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_pa
         metrics = {name: Result(value=float(x), step=number) for name, x in metrics.items()}
         return state.replace(step=state.step + 1), metrics
 
-    fit(step, first_state(), batches, None, TrainingRun(total_steps=7))
+    with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+        run = run_in(tmp_path, checkpoints, total=7, save_every=0)
+        fit(run, step, first_state(), task_of(None))
     order = {event: place for place, event in reversed(list(enumerate(events)))}
     for number in range(2, 7):  # the first one compiles, and is waited for
         assert order["begun", number + 1] < order["read", number]
@@ -147,21 +155,21 @@ def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_pa
 def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(tmp_path):
     scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0])
 
-    def evaluate(state):
-        return Evaluated({"validation_bleu": next(scripted)})
+    def scripted_score(params, step):
+        return EvaluationResult({"validation_bleu": next(scripted)})
 
     with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
         run = run_in(tmp_path, checkpoints, patience=3, evaluate_every=1, save_every=2)
         run = replace(run, watched=StoppingMetric("validation_bleu", -1.0))
-        fit(STEP, first_state(), batches, evaluate, run)
+        fit(run, STEP, first_state(), task_of(scripted_score))
         assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
         best = checkpoints.restore_params(2)
 
-        def validate(params):
+        def validate(params, step):
             right = bool(np.all(params["w"] == best["w"]))
-            return Evaluated({"validation_bleu": 9.0 if right else 8.0})
+            return EvaluationResult({"validation_bleu": 9.0 if right else 8.0})
 
-        chosen = choose_weights(run, single(), validate, "validation_bleu")
+        chosen = choose_weights(run, task_of(validate), "validation_bleu")
     np.testing.assert_array_equal(chosen["w"], best["w"])
     note = json.loads((tmp_path / "weights.json").read_text())
     assert note["steps"] == [2] and note["validation_bleu"] == 9.0
@@ -170,18 +178,18 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
 def test_the_best_evaluation_is_saved_also_between_two_intervals_and_it_alone(tmp_path):
     there, scripted = {}, iter([7.0, 5.0, 9.0, 8.0, 6.0])
 
-    def evaluate(state):
+    def evaluate(params, step):
         checkpoints.wait()
-        there[int(state.step)] = checkpoints.steps()
-        return Evaluated({"validation_loss": next(scripted)})
+        there[step] = checkpoints.steps()
+        return EvaluationResult({"validation_loss": next(scripted)})
 
     with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
         run = run_in(tmp_path, checkpoints, evaluate_every=3, average_checkpoints=2)
-        fit(STEP, first_state(), batches, evaluate, run)
+        fit(run, STEP, first_state(), task_of(evaluate))
     assert checkpoints.best_step() == 6 and checkpoints.steps() == [6, 10, 15, 17]
     assert there == {3: [], 6: [3, 5], 9: [5, 6], 12: [5, 6, 10], 15: [6, 10, 15]}
-    assert select(tmp_path, run.training, RunOptions(checkpoint="best")).steps == [6]
-    assert select(tmp_path, run.training, RunOptions(checkpoint="average")).steps == [15, 17]
+    assert select(tmp_path, run.config.training, RunOptions(checkpoint="best")).steps == [6]
+    assert select(tmp_path, run.config.training, RunOptions(checkpoint="average")).steps == [15, 17]
     (state, _), whole = checkpoints.restore(first_state(), 6), fitted(tmp_path / "b", total=6)
     jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
 
@@ -193,19 +201,19 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
         best = checkpoints.restore_params(10)
         for is_lost in (("loss",), ("bleu", "loss")):
 
-            def validate(params, lost=is_lost):
+            def validate(params, step, lost=is_lost):
                 good = bool(np.all(params["w"] == best["w"]))
                 bad = {f"validation_{name}": math.nan for name in lost}
-                return Evaluated({"validation_bleu": 0.0} | ({} if good else bad))
+                return EvaluationResult({"validation_bleu": 0.0} | ({} if good else bad))
 
             said = "the weights of step 17 is not finite: the result of .* is step 10"
             with pytest.raises(Diverged, match=said) as raised:
-                choose_weights(run_in(tmp_path, checkpoints), single(), validate, "validation_bleu")
+                choose_weights(run_in(tmp_path, checkpoints), task_of(validate), "validation_bleu")
             assert exit_code(raised.value) == 70
             assert json.loads((tmp_path / "weights.json").read_text())["steps"] == [10]
         best = {"w": np.zeros(3)}
         with pytest.raises(Diverged, match="the validation of no checkpoint is finite"):
-            choose_weights(run_in(tmp_path, checkpoints), single(), validate, "validation_bleu")
+            choose_weights(run_in(tmp_path, checkpoints), task_of(validate), "validation_bleu")
 
 
 def test_a_run_that_trains_on_has_no_final_weights_until_its_new_end(tmp_path):
@@ -221,9 +229,3 @@ def test_checkpoints_of_other_batches_are_refused(tmp_path):
     fitted(tmp_path)
     with pytest.raises(CheckpointError, match="trained on other batches than these"):
         fitted(tmp_path, origin="b")
-
-
-def test_steps_and_batches_alone_are_enough(capsys):
-    state = fit(STEP, first_state(), batches, None, TrainingRun(total_steps=5))
-    assert int(state.step) == 5
-    assert "3 parameters; from step 0 to 5" in capsys.readouterr().out

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.training.initialization import NOTE, parent_of, start, with_parent
+from experiments.harness.training.initialization import NOTE, parent_of, take_over, with_parent
 from experiments.language_modelling import load_run
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS
@@ -117,8 +117,11 @@ def begin(base, parent, tmp_path):
         batch = StreamBatch(np.zeros((4, 20), np.int32), np.ones((4, 19), bool), np.arange(4))
         model, devices = build_model(config), single()
         init, _ = make_init_and_step(config, model, batch, devices)
-        run = SimpleNamespace(config=config, checkpoints=Checkpoints(tmp_path / "no"))
-        return start(run, model, devices.abstract(init), devices, fingerprint)
+        checkpoints = Checkpoints(tmp_path / "no")
+        run = SimpleNamespace(
+            config=config, checkpoints=checkpoints, devices=devices, folder=tmp_path
+        )
+        return take_over(run, model, devices.abstract(init), fingerprint)
 
     return begin
 

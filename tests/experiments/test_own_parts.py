@@ -369,13 +369,13 @@ def test_a_value_without_a_name_is_refused():
 def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
     training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",))
     loaded = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=7))
-    taken = build.Evaluation(loaded, None, {"half": 1.0, "loss": 2.0})
+    taken = build.MetricInputs(loaded, None, {"half": 1.0, "loss": 2.0})
     with pytest.raises(ConfigError, match="returned 'half': this name is taken"):
-        build.own_metrics(training, taken)
+        build.user_metrics(training, taken)
     with pytest.raises(AttributeError):
-        build.own_metrics(training, taken._replace(loaded=None))
+        build.user_metrics(training, taken._replace(loaded=None))
     with pytest.raises(TypeError, match="returned a str, but it must return a dict of numbers"):
-        build.own_metrics(replace(training, metrics=("builtins:repr",)), taken)
+        build.user_metrics(replace(training, metrics=("builtins:repr",)), taken)
 
 
 def test_early_stopping_may_watch_a_metric_of_ones_own():

@@ -19,14 +19,13 @@ from experiments.harness.planning import StepMemory, Target, parse_target, targe
 from experiments.harness.planning.compiling import OtherProgram
 from experiments.harness.planning.counting import largest_arrays
 from experiments.harness.planning.hlo import Program
-from experiments.harness.training.flops import causal_flops, masked_flops
+from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_cost
 from experiments.harness.training.session import choose_devices
 from experiments.harness.training.utilization import Peak, peak_of
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation import plan as translation_plan
-from experiments.translation import train as translation_train
 from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.text.data import (
@@ -439,5 +438,4 @@ def test_a_placed_batch_costs_what_its_rows_do_however_they_are_divided():
         translator = replace(TOY, num_encoder_layers=1)
         encoder = 20 * 36 + 100 * 6 + 20 * 30
         decoder = 16 * 36 + 40 * 6 + 9 * (2 * 16 + 2 * 20) + 80 * 6 + 16 * 30
-        config = SimpleNamespace(model=translator)
-        assert translation_train.cost(config, pairs).flops == 3 * 2 * (encoder + decoder + 16 * 21)
+        assert seq2seq_cost(translator, pairs).flops == 3 * 2 * (encoder + decoder + 16 * 21)

@@ -6,12 +6,14 @@ import shutil
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 from experiments import runs
+from experiments.harness.training import initialization
 from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling import (
     generate,
@@ -200,6 +202,15 @@ def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder)
         )
 
 
+def begun(config, state, devices):
+    """`state` with what a new run with `config` takes over."""
+    no_checkpoints = SimpleNamespace(steps=lambda: [])
+    run = SimpleNamespace(
+        config=config, devices=devices, checkpoints=no_checkpoints, folder=Path("nowhere")
+    )
+    return initialization.take_over(run, None, state, "")
+
+
 def test_a_run_begins_with_the_weights(folder):
     path = folder("gpt")
     given = begun_from(path)
@@ -208,7 +219,7 @@ def test_a_run_begins_with_the_weights(folder):
     make_state, _ = train.make_init_and_step(
         config, build_model(config), plan.batch_of(config), devices
     )
-    state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
+    state = begun(config, devices.init(make_state), devices)
     expected = load_pretrained(path).params
     for tree in (state.params, state.ema):
         jax.tree.map(np.testing.assert_array_equal, tree, expected)
@@ -221,7 +232,7 @@ def test_the_devices_read_the_weights_that_a_run_begins_with(folder):
     model = build_model(config)
     devices = sharded(make_mesh("fsdp=1")).for_model(model)
     make_state, _ = train.make_init_and_step(config, model, plan.batch_of(config), devices)
-    state = init_from_pretrained.with_pretrained_params(config, devices.init(make_state), devices)
+    state = begun(config, devices.init(make_state), devices)
     assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}
 
 

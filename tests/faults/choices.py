@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.training.session import Evaluated
+from experiments.harness.training.task import EvaluationResult
 from experiments.translation import train
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError
@@ -145,11 +145,11 @@ def _diverging(tell: Tell) -> Iterator[None]:
     """The validations of step 16 on are NaN, and the first of those that choose the weights."""
     evaluate, chosen = train.evaluate, iter([True])
 
-    def evaluated(*args: Any) -> Evaluated:
+    def evaluated(*args: Any) -> EvaluationResult:
         scores, samples = evaluate(*args)
-        step = int(args[4].partition("-")[2]) if len(args) > 4 else 99 * next(chosen, False)
+        step = args[3] or 99 * next(chosen, False)
         lost = {"validation_loss": math.nan, "validation_bleu": 0.0} if step >= 16 else {}
-        return Evaluated({**scores, **lost}, samples)
+        return EvaluationResult({**scores, **lost}, samples)
 
     train.evaluate = evaluated
     yield

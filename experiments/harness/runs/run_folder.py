@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -140,9 +140,9 @@ def refuse_differences(
         )
 
 
-def write_json(path: Path, value: dict) -> None:
+def write_json(path: Path, value: Mapping[str, Any], *, sort_keys: bool = True) -> None:
     """Writes `value` to `path` so that a crash leaves either the old file or the new one."""
-    storage.write(path, (json.dumps(value, indent=2, sort_keys=True) + "\n").encode())
+    storage.write(path, (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())
 
 
 class Run:

@@ -1,6 +1,45 @@
-"""Training of a run: `session.open_training` opens it, `fit.fit` trains it, `build` makes parts.
+"""Training of a run: `open_run` opens it, a `Task` says what it learns, `fit` trains it.
 
-`training_config` has the options that all experiments share, `initialization` what a run takes over
-from another one, `early_stopping` the score that is watched, `progress` what is logged and shown,
-`flops` and `utilization` the work of a step, `finetuning` the rows of examples.
+`build` makes the parts that a run's settings name, `training_config` has the settings that all
+experiments share, `initialization` what a run takes over from another one, `progress` what is
+logged and shown, `flops` and `utilization` the work of a step.
 """
+
+from experiments.harness.training.build import (
+    MetricInputs,
+    build_batches,
+    build_loss,
+    user_metrics,
+    with_values,
+)
+from experiments.harness.training.fit import fit
+from experiments.harness.training.initialization import start
+from experiments.harness.training.session import OpenRun, choose_weights, describe_folder, open_run
+from experiments.harness.training.task import (
+    Cost,
+    EvaluationResult,
+    InitAndStep,
+    Task,
+    init_and_step,
+    sample_lines,
+)
+
+__all__ = [
+    "Cost",
+    "EvaluationResult",
+    "InitAndStep",
+    "MetricInputs",
+    "OpenRun",
+    "Task",
+    "build_batches",
+    "build_loss",
+    "choose_weights",
+    "describe_folder",
+    "fit",
+    "init_and_step",
+    "open_run",
+    "sample_lines",
+    "start",
+    "user_metrics",
+    "with_values",
+]

@@ -285,7 +285,7 @@ def _evaluation(
     return devices.evaluate(loss, gather_at=gather_at, gather_dtype=gather_dtype)
 
 
-class Evaluation(NamedTuple):
+class MetricInputs(NamedTuple):
     """The input of a metric of your own."""
 
     loaded: Any
@@ -298,7 +298,7 @@ class Evaluation(NamedTuple):
     """The translations of the text."""
 
 
-def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, float]:
+def user_metrics(training: TrainingConfig, evaluation: MetricInputs) -> dict[str, float]:
     """The results of the metrics that `training` names: a dict of numbers each.
 
     Raises `TypeError` for anything else, `ConfigError` for a name that is taken.
@@ -318,7 +318,7 @@ def own_metrics(training: TrainingConfig, evaluation: Evaluation) -> dict[str, f
     return found
 
 
-def custom_metrics(loaded: Loaded, batches: Iterable[Any], **options: Any) -> dict[str, float]:
+def user_loss_metrics(loaded: Loaded, batches: Iterable[Any], **options: Any) -> dict[str, float]:
     """Your own loss of held-out `batches`, per token; {} for the experiment's own loss.
 
     `validation_custom_loss`, and `validation_NAME` for each auxiliary sum NAME.

@@ -15,8 +15,6 @@ from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
 from experiments.harness.training.build import with_adapters
-from experiments.harness.training.fit import Step, fit
-from experiments.harness.training.session import TrainingRun
 from experiments.harness.training.training_config import LoraOptions, OptimizerConfig
 from jaxformer.config import Count, Natural
 from jaxformer.distributed import Strategy
@@ -25,7 +23,7 @@ from jaxformer.pretrained import is_pretrained
 from jaxformer.storage import to_local_path
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
-from jaxformer.training.train_step import TrainState, init_train_state
+from jaxformer.training.train_step import TrainState, init_train_state, raise_if_diverged
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,7 @@ class Trainer(NamedTuple):
     """Where the parameters are and a step is computed."""
     first_state: Callable[..., TrainState]
     """first_state(params, rng of adapters, rng of dropout): the state before the first step."""
-    step: Step
+    step: Any
 
     def train(self, params: Any, examples: Examples, seed: int, rng: jax.Array) -> Any:
         """The parameters after the last step on `examples`, adapters merged.
@@ -169,11 +167,11 @@ class Trainer(NamedTuple):
         chosen = examples.select(options.num_train, seed)
         state = devices.init(Partial(self.first_state, params, *jax.random.split(rng)))
 
-        def batches(number: int) -> LabelledBatch:
-            return devices.divide(examples.batch(chosen, options.batch_size, seed, number))
-
-        run = TrainingRun(total_steps=options.optimizer.total_steps)
-        params = fit(self.step, state, batches, None, run).params
+        for number in range(options.optimizer.total_steps):
+            batch = examples.batch(chosen, options.batch_size, seed, number)
+            state, metrics = self.step(state, devices.divide(batch))
+            raise_if_diverged(number + 1, metrics)
+        params = state.params
         return devices.init(Partial(lora.merge_adapters, params)) if options.lora_rank else params
 
 

@@ -6,8 +6,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -15,10 +16,11 @@ from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.preemption import asked_to_stop
 from experiments.harness.training import device_check
-from experiments.harness.training.build import describe_size
+from experiments.harness.training.build import describe_size, learning_rates, result_params
 from experiments.harness.training.early_stopping import EarlyStopping, due
-from experiments.harness.training.progress import Progress, sample_lines
-from experiments.harness.training.session import Evaluated, TrainingRun
+from experiments.harness.training.progress import Progress
+from experiments.harness.training.session import OpenRun
+from experiments.harness.training.task import Cost, EvaluationResult, Task, sample_lines
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import agreed, assert_processes_agree
@@ -28,55 +30,40 @@ from jaxformer.training.train_step import TrainState
 Step = Callable[[TrainState, Any], tuple[TrainState, Mapping[str, Any]]]
 
 
-class Cost(NamedTuple):
-    """The cost of a step on a batch."""
-
-    positions: int
-    """Positions of the batch in which a token is predicted, padding included."""
-    flops: int
-    """FLOPs of the step by the model's equations."""
-
-
-def fit(
-    step: Step,
-    state: TrainState,
-    batches: Callable[[int], Any],
-    evaluate: Callable[[TrainState], Evaluated] | None,
-    run: TrainingRun,
-    *,
-    cost: Callable[[Any], Cost] | None = None,
-    origin: Mapping[str, Any] | None = None,
-) -> TrainState:
+def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
     """The state after the last step; training goes on from the newest checkpoint if there is one.
 
-    `step(state, batch)` returns the next state and its metrics, as `Strategy.step` does, and
-    `batches(n)` gives the batch of step n, from 0, on its devices: a thread calls it ahead of the
-    steps. `evaluate(state)` is called every `run.training.evaluate_every` steps, and early stopping
-    goes by its scores. `cost` gives the share of padding and the utilization to be logged.
-    `origin` says what the run trains on, such as {"data": fingerprint}; every checkpoint keeps it.
+    `step(state, batch)` returns the next state and its metrics, as `Strategy.step` does. A thread
+    makes the batches ahead of the steps. The task is evaluated every
+    `config.training.evaluate_every` steps, and early stopping goes by its scores. Every checkpoint
+    keeps what the run trains on.
 
     SIGTERM and SIGINT save the state after the current step and end the process. A resumed run
     computes, logs and saves what one that was never stopped does. Raises `Diverged` after too many
-    steps in a row without a finite loss, `CheckpointError` for checkpoints of another `origin`.
+    steps in a row without a finite loss, `CheckpointError` for checkpoints of other batches.
     """
-    training, total, log, checkpoints = run.training, run.total_steps, run.log, run.checkpoints
-    origin = dict(origin or {})
+    config, log, checkpoints, cost = run.config, run.log, run.checkpoints, task.cost
+    training, total = config.training, config.optimizer.total_steps
+    parts = training.parts_on(run.devices)
+    origin = {"data": task.batches.fingerprint, **task.origin}
     state, stopping = _restored(state, checkpoints, origin)
     number = int(state.step)
 
+    def batch_of(number: int) -> Any:
+        return run.devices.make_batch(partial(task.batches.batch, number), parts)
+
     def evaluates() -> bool:
         """Whether the state is to be evaluated, and has not been yet."""
-        due_now = evaluate is not None and due(number, training.evaluate_every)
+        due_now = task.evaluate is not None and due(number, training.evaluate_every)
         return due_now and stopping.step != number
 
-    if log is not None:
-        if number < total and not stopping.should_stop(training.patience):
-            checkpoint_selection.forget(log.folder)  # it may name steps that go now
-        repeated = run.watched.name if run.watched is not None and evaluates() else None
-        log.resume(number, without=repeated)
+    if number < total and not stopping.should_stop(training.patience):
+        checkpoint_selection.forget(run.folder)  # it may name steps that go now
+    repeated = run.watched.name if run.watched is not None and evaluates() else None
+    log.resume(number, without=repeated)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
-    if run.profile is not None and distributed.is_first():
-        step = profiled(step, run.profile)
+    if config.profile and distributed.is_first():
+        step = profiled(step, run.folder / "profile")
     with ExitStack() as stack:
         preempted = stack.enter_context(asked_to_stop())
         progress = stack.enter_context(
@@ -85,31 +72,28 @@ def fit(
                 log,
                 log_every=training.log_every,
                 pause_every=training.evaluate_every,
-                learning_rates=run.learning_rates,
+                learning_rates=learning_rates(config.optimizer),
                 peak=run.peak,
             )
         )
 
         def save(*, as_best: bool = False) -> None:
             progress.settle()
-            assert checkpoints is not None
             noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
             with progress.pace.doing("saving"):
-                if log is not None:
-                    log.flush()
+                log.flush()
                 # Only regular checkpoints are averaged, as if the run had never been stopped.
                 regular = due(number, training.save_every)
                 metric = stopping.metric_at(number)
                 checkpoints.save(number, state, noted | origin, metric, regular=regular)
 
         def evaluated(*, is_saved: bool) -> EarlyStopping:
-            assert evaluate is not None
+            assert task.evaluate is not None
             with progress.pause("evaluating"):
-                scores = evaluate(state)
+                scores = task.evaluate(result_params(state, training), number)
             after = log_evaluation(run, progress, number, scores, stopping)
-            if checkpoints is not None and is_saved:
-                if log is not None:
-                    log.flush()
+            if is_saved:
+                log.flush()
                 noted = {"early_stopping": after._asdict()}
                 checkpoints.annotate(number, noted, after.metric)
             return after
@@ -118,38 +102,39 @@ def fit(
         if number and evaluates():  # the process ended between saving and evaluating
             stopping = evaluated(is_saved=True)
         known = 0  # comparisons of attention functions that env.json has
-        loader = stack.enter_context(closing(Prefetched(batches, number, total, training.prefetch)))
+        loader = stack.enter_context(
+            closing(Prefetched(batch_of, number, total, training.prefetch))
+        )
         while number < total and not stopping.should_stop(training.patience):
             batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
-            if log is not None and len(device_check.RESULTS) > known:
+            if len(device_check.RESULTS) > known:
                 known = len(device_check.RESULTS)
                 log.add_environment(device_check="; ".join(map(str, device_check.RESULTS)))
             regular = number == total or due(number, training.save_every)
-            if checkpoints is not None and regular:
+            if regular:
                 save()  # before the evaluation, which a device may have no room for
             if evaluates():
                 stopping = evaluated(is_saved=regular)
             last = stopping.should_stop(training.patience)
             stop = preempted()
             best = stopping.is_best(number)
-            if checkpoints is not None and (last or stop or best) and not regular:
+            if (last or stop or best) and not regular:
                 save(as_best=best)
             if stop:
                 break
-        if checkpoints is not None:
-            checkpoints.wait()
+        checkpoints.wait()
     return state
 
 
 def log_evaluation(
-    run: TrainingRun,
+    run: OpenRun,
     progress: Progress,
     step: int,
-    evaluated: Evaluated,
+    evaluated: EvaluationResult,
     stopping: EarlyStopping,
 ) -> EarlyStopping:
     """Logs and shows the evaluation after `step`; returns `stopping` after it."""
@@ -160,10 +145,9 @@ def log_evaluation(
         metric = agreed(run.watched.of(scores))
         stopping = stopping.update(metric, step)
         best = run.watched.describe_best(stopping)
-    if run.log is not None:
-        run.log.log(step, **scores)
-        if samples:
-            run.log.log_text(step, "samples", sample_lines(samples))
+    run.log.log(step, **scores)
+    if samples:
+        run.log.log_text(step, "samples", sample_lines(samples))
     progress.show_scores(f"step {step}  {'  '.join(shown)}  ({best})", best, samples)
     return stopping
 
@@ -178,20 +162,20 @@ def describe_score(name: str, value: float) -> str:
 
 
 def _restored(
-    state: TrainState, checkpoints: Checkpoints | None, origin: Mapping[str, Any]
+    state: TrainState, checkpoints: Checkpoints, origin: Mapping[str, Any]
 ) -> tuple[TrainState, EarlyStopping]:
     """The newest checkpoint's state and validation; `state` and none where there is no checkpoint.
 
     Raises `CheckpointError` when it was trained on other batches, `ConfigError` when several
     processes have other batches, or see other checkpoints, than each other.
     """
-    steps = checkpoints.steps() if checkpoints is not None else []
-    assert_processes_agree({"batches": origin.get("data"), "checkpoints": steps})
-    if checkpoints is None or not steps:
+    steps = checkpoints.steps()
+    assert_processes_agree({"batches": origin["data"], "checkpoints": steps})
+    if not steps:
         return state, EarlyStopping()
     state, metadata = checkpoints.restore(state)
     assert_processes_agree({"step": int(state.step)})
-    if metadata.get("data") != origin.get("data"):
+    if metadata.get("data") != origin["data"]:
         raise CheckpointError(
             "the checkpoint was trained on other batches than these: the training text, the "
             "tokenizer or the settings of its batches have changed; use another --name"

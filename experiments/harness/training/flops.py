@@ -7,6 +7,10 @@ the forward pass: the backward pass has products for inputs and for weights. Rec
 is not counted; padding and other documents in a row are.
 """
 
+from typing import Any
+
+from experiments.harness.training.task import Cost
+from experiments.harness.training.utilization import rows_and_length
 from jaxformer.config import TransformerConfig
 
 _FORWARD_AND_BACKWARD = 3
@@ -42,6 +46,13 @@ def seq2seq_flops(config: TransformerConfig, rows: int, source: int, target: int
     blocks = config.num_encoder_layers * encoder + config.num_decoder_layers * decoder
     head = 2 * written * config.d_model * config.vocab_size
     return _FORWARD_AND_BACKWARD * (blocks + head)
+
+
+def seq2seq_cost(config: TransformerConfig, batch: Any) -> Cost:
+    """The cost of a step on a placed `PairBatch`."""
+    positions = batch.target.size - batch.example_ids.size
+    sizes = *rows_and_length(batch.source), batch.target.shape[-1] - 1
+    return Cost(positions, seq2seq_flops(config, *sizes))
 
 
 def _triangle(length: int) -> int:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -14,13 +15,16 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
-from experiments.harness.training.session import ExperimentRun
+from experiments.harness.training.session import OpenRun
+from experiments.harness.training.task import Task
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stack import stack_blocks, unstack_blocks
+from jaxformer.pretrained import load_pretrained
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.text.data import all_rows
 from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState
@@ -91,24 +95,37 @@ def refuse_parent(option: str, name: str) -> NoReturn:
     )
 
 
-def start(
-    run: ExperimentRun, model: Any, state: TrainState, devices: Strategy, fingerprint: str
-) -> TrainState:
-    """`state`, the first one of `run`, with what it takes over from the run it starts from.
+def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
+    """`run` on the devices of its model, its first state, and its step.
 
-    A run with a checkpoint of its own goes on from that instead. `devices` are those of the
-    parameters of `model`. Raises `ConfigError` for parameters of other shapes, and as `_continued`
-    does.
+    The state has what the run takes over from the run or the folder that it starts from.
+    """
+    run = replace(run, devices=run.devices.for_model(task.model))
+    batch = task.batches.batch(0, all_rows)
+    init, step = task.make_step(run.config, task.model, batch, run.devices)
+    with display.phase("creating the model"):
+        state = run.devices.init(init)
+    return run, take_over(run, task.model, state, task.batches.fingerprint), step
+
+
+def take_over(run: OpenRun, model: Any, state: TrainState, fingerprint: str) -> TrainState:
+    """`state`, the first one of `run`, with what it takes over from where it starts.
+
+    A run with a checkpoint of its own goes on from that instead. Raises `ConfigError` for
+    parameters of other shapes, and as `_continued` does.
     """
     config = run.config
     parent = parent_of(config)
-    if parent is None or run.checkpoints.steps():
+    if run.checkpoints.steps():
         return state
+    if parent is None:
+        is_folder = config.init_from and not is_begun(run.folder)
+        return _pretrained(config, state, run.devices) if is_folder else state
     with display.phase(f"reading {parent.folder}"):
         if config.continue_from:
             state, steps = _continued(config, state, parent, fingerprint)
         else:
-            state, steps = _initialized(config, model, state, parent, devices)
+            state, steps = _initialized(config, model, state, parent, run.devices)
     option = "continue_from" if config.continue_from else "init_from"
     numbers = ", ".join(map(str, steps))
     display.say(f"{option.replace('_', ' ')} {parent.folder}, step {numbers}")
@@ -116,6 +133,20 @@ def start(
         note = {"how": option, "run": str(parent.folder), "steps": steps}
         run_folder.write_json(run.folder / NOTE, note)
     return state
+
+
+def _pretrained(config: Any, state: TrainState, devices: Strategy) -> TrainState:
+    """`state` with the parameters of the folder of `transformers` that `config` starts from.
+
+    Each device reads only its parts from the files.
+    """
+
+    def arranged(params: Any) -> Any:  # copies, because a step donates its state's buffers
+        params = jax.tree.map(partial(jnp.array, dtype=jnp.float32), params)
+        return stack_blocks(params) if config.model.scan_layers else params
+
+    params: Any = load_pretrained(config.init_from, strategy=devices).params
+    return with_loaded(config, state, Partial(arranged, params), devices, config.init_from)
 
 
 def _initialized(

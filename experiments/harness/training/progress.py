@@ -16,6 +16,7 @@ from jaxtyping import Float
 from experiments.harness.cli import display
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.pace import Pace
+from experiments.harness.training.task import Sample, sample_lines
 from experiments.harness.training.utilization import memory_in_use
 from jaxformer import optional_dependencies
 from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged
@@ -195,7 +196,7 @@ class Progress:
                 waits = sums.device_wait / sums.steps, sums.data_wait / sums.steps
                 self.pace.compare_hosts(*waits, sums.seconds / sums.steps)
 
-    def show_scores(self, line: str, best: str, samples: Sequence["Sample"] = ()) -> None:
+    def show_scores(self, line: str, best: str, samples: Sequence[Sample] = ()) -> None:
         """Prints the scores of an evaluation, and shows the best one and `samples`."""
         display.say(line)
         self._view = self._view._replace(best=best, samples=samples)
@@ -276,14 +277,6 @@ class Progress:
             self._stack.close()
 
 
-class Sample(NamedTuple):
-    """A source, what the model makes of it, and the reference."""
-
-    source: str
-    model: str
-    reference: str
-
-
 class View(NamedTuple):
     """The last finished step of a training, and what led there."""
 
@@ -316,12 +309,6 @@ def has_room(width: int, height: int) -> bool:
 def duration(seconds: float | None) -> str:
     """Hours, minutes and seconds, or "-" where they are not known."""
     return "-" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))
-
-
-def sample_lines(samples: Sequence[Sample]) -> list[str]:
-    """Three lines for each sample."""
-    names = "source   ", "  model  ", "  right  "
-    return [f"{name} {text}" for one in samples for name, text in zip(names, one, strict=True)]
 
 
 def render(view: View, width: int, height: int) -> Any:

@@ -1,9 +1,8 @@
 """A training from its start to its end: processes, devices, the run's folder, what it prints last.
 
-`open_training` is what a `train.py` enters once; the run that it yields is what `fit` needs.
+`open_run` is what a `train.py` enters once; `fit` trains the run that it yields.
 """
 
-import json
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,10 +10,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 
 from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
@@ -22,7 +20,7 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build, device_check
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
-from experiments.harness.training.progress import Sample
+from experiments.harness.training.task import Task
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
 from jaxformer.checkpoint import Checkpoints
@@ -39,49 +37,21 @@ _FILES = {
 }
 
 
-class Evaluated(NamedTuple):
-    """An evaluation: scores to log, and texts to show beside them."""
-
-    scores: Mapping[str, float]
-    """Numbers by their names, such as validation_loss."""
-    samples: Sequence[Sample] = ()
-    """Sources, what the model makes of them, and references."""
-
-
 @dataclass(frozen=True, kw_only=True)
-class TrainingRun:
-    """The needs of `fit`: how long it trains, how often it evaluates, where it writes.
-
-    Without `log` nothing is logged, without `checkpoints` nothing is saved: fine-tuning on a few
-    examples gives `TrainingRun(total_steps=300)`.
-    """
-
-    total_steps: int
-    training: TrainingConfig = TrainingConfig(log_every=0, save_every=0, evaluate_every=0)
-    """Intervals, patience and prefetching."""
-    watched: StoppingMetric | None = None
-    """The score that early stopping goes by."""
-    checkpoints: Checkpoints | None = None
-    log: Run | None = None
-    """The run's folder, with its metrics and its environment."""
-    learning_rates: np.ndarray | None = None
-    """The learning rate of each step, to be logged."""
-    peak: float | None = None
-    """FLOP/s of all devices, to log the share that is used; None: not known."""
-    profile: Path | None = None
-    """The folder that receives a trace of a few steps."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ExperimentRun(TrainingRun):
-    """A run of an experiment, which has a folder."""
+class OpenRun:
+    """A run that is being trained: its settings, devices, folder and checkpoints."""
 
     config: Any
     """The run's configuration, with the sizes of the run that it starts from."""
     devices: Strategy
-    """The devices that compute a step."""
-    checkpoints: Checkpoints  # pyright: ignore[reportGeneralTypeIssues]  # keywords alone
-    log: Run  # pyright: ignore[reportGeneralTypeIssues]
+    """The devices that compute a step, and how they hold the parameters of its model."""
+    checkpoints: Checkpoints
+    log: Run
+    """The run's folder, with its metrics and its environment."""
+    watched: StoppingMetric | None = None
+    """The score that early stopping goes by."""
+    peak: float | None = None
+    """FLOP/s of all devices, to log the share that is used; None: not known."""
 
     @property
     def folder(self) -> Path:
@@ -91,19 +61,18 @@ class ExperimentRun(TrainingRun):
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         """Writes scores.json, which ends a training; of several processes the first does."""
         if distributed.is_first():
-            text = json.dumps(scores, indent=2) + "\n"
-            (self.folder / "scores.json").write_text(text, encoding="utf-8")
+            run_folder.write_json(self.folder / "scores.json", scores, sort_keys=False)
             self.log.add_environment(finished=run_folder.now())
 
 
 @contextmanager
-def open_training(
+def open_run(
     experiment: str,
     config: Any,
     scores: Sequence[str],
     loggers: Iterable[Logger] = (),
     parent: Callable[[Any], Any] = lambda config: config,
-) -> Iterator[ExperimentRun]:
+) -> Iterator[OpenRun]:
     """Within it, a run of `experiment` trains: its processes, devices, folder and checkpoints.
 
     `scores` are the names of the scores of every evaluation; early stopping goes by the first.
@@ -126,17 +95,13 @@ def open_training(
             device_check.check_products(config.model.dtype)
         keep = config.training.average_checkpoints + 1  # one may be damaged
         with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
-            yield ExperimentRun(
-                total_steps=config.optimizer.total_steps,
-                training=config.training,
-                watched=watched,
-                checkpoints=checkpoints,
-                log=log,
-                learning_rates=build.learning_rates(config.optimizer),
-                peak=peak.total,
-                profile=log.folder / "profile" if config.profile else None,
+            yield OpenRun(
                 config=config,
                 devices=devices,
+                checkpoints=checkpoints,
+                log=log,
+                watched=watched,
+                peak=peak.total,
             )
         log.close()
 
@@ -196,21 +161,20 @@ def record_environment(log: Run, config: RunConfig, **facts: object) -> None:
         display.say("\n".join(map(str, facts.values())))
 
 
-def choose_weights(
-    run: ExperimentRun, devices: Strategy, validate: Callable[[Any], Evaluated], score: str
-) -> Any:
+def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
     """The final weights: the mean of the last checkpoints, or the one of the best `score`.
 
-    `devices` hold them, and `validate(params)` evaluates them on the validation text. weights.json
-    records the choice. Raises `Diverged` where those of the last checkpoints have no finite score.
+    Both are evaluated as the task's `evaluate` says. weights.json records the choice. Raises
+    `Diverged` where those of the last checkpoints have no finite score.
     """
-    sign = stopping_metric(TrainingConfig(), (score,)).sign
+    training, sign = run.config.training, stopping_metric(TrainingConfig(), (score,)).sign
+    assert task.evaluate is not None
     diverged: list[str] = []
 
     def metric(params: Any, steps: list[int]) -> float:
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
-            scores = validate(params).scores
+            scores = task.evaluate(params, 0).scores
         display.say(f"  {score.replace('_', ' ')} {scores[score]:.4f}")
         # BLEU is 0 where the loss is NaN.
         if math.isfinite(scores[score]) and math.isfinite(scores.get("validation_loss", 0.0)):
@@ -218,9 +182,9 @@ def choose_weights(
         diverged.append(names)
         return math.nan
 
-    chosen = checkpoint_selection.choose(run.checkpoints, run.training, metric, devices)
+    chosen = checkpoint_selection.choose(run.checkpoints, training, metric, run.devices)
     if distributed.is_first():
-        tree = run.training.result_tree
+        tree = training.result_tree
         checkpoint_selection.note(run.folder, chosen.steps, tree, **{score: sign * chosen.metric})
     if diverged:
         raise Diverged(
