@@ -65,15 +65,13 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
-        model, flops = build_model(run.config), objective(run.config).flops
-        loaded = LoadedRun(model, None, data.tokenizer, config=run.config)
+        loaded = LoadedRun(build_model(run.config), None, data.tokenizer, config=run.config)
+        flops = objective(run.config).flops
         task = training.Task(
-            model=model,
+            model=loaded.model,
             make_step=make_step,
             batches=training.build_batches(run.config, data),
-            evaluate=lambda params, _: evaluate(
-                run.config, replace(loaded, params=params), data.validation
-            ),
+            evaluate=lambda x, _: evaluate(replace(loaded, params=x), data.validation),
             cost=lambda x: training.Cost(x.loss_mask.size, flops(run.config.model, x)),
             origin={"tokenizer": tokenizer_digest(run.folder)},
         )
@@ -90,11 +88,11 @@ def known_scores(config: LanguageConfig) -> tuple[str, ...]:
     return ("validation_loss", *bits)
 
 
-def evaluate(config: LanguageConfig, loaded: LoadedRun, text: Encoded) -> training.EvaluationResult:
+def evaluate(loaded: LoadedRun, text: Encoded) -> training.EvaluationResult:
     """The likelihood of the validation text."""
     likelihood = evaluation.measure(loaded, text)
-    scores = {f"validation_{name}": getattr(likelihood, name) for name in ("loss", "bits_per_byte")}
-    known = {name: scores[name] for name in known_scores(config)}
+    names = [name.removeprefix("validation_") for name in known_scores(loaded.config)]
+    known = {f"validation_{name}": getattr(likelihood, name) for name in names}
     return training.EvaluationResult(known | evaluation.user_loss_metrics(loaded, text, likelihood))
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.training.build import Evaluation
+from experiments.harness.training.build import MetricInputs
 from experiments.harness.training.training_config import OptimizerConfig
 from experiments.translation import finetune
 from experiments.translation.corpus import Text
@@ -135,7 +135,7 @@ def test_adapters_learn_to_shorten_and_the_saved_folder_scores_the_same(folder, 
     scores, hypotheses = score(options, again, test)
     assert scores == pytest.approx(after)
     assert open(options.output).read().splitlines() == hypotheses
-    evaluation = Evaluation(None, test, {}, hypotheses)
+    evaluation = MetricInputs(None, test, {}, hypotheses)
     assert rouge(evaluation) == scores
     with pytest.raises(ConfigError, match="exists already: give the name of a new folder"):
         finetune.main(options)
