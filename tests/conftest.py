@@ -237,6 +237,19 @@ def bucket_url(object_storage: dict[str, str], request: pytest.FixtureRequest) -
 
 
 @pytest.fixture
+def choose_platform(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """choose_platform("cuda"): programs of this CPU are written as those of that platform are."""
+
+    def choose(platform: str) -> None:
+        def dependent(*operands: Any, default: Callable[..., Any], **others: Any) -> Any:
+            return others.get(platform, default)(*operands)
+
+        monkeypatch.setattr(jax.lax, "platform_dependent", dependent)
+
+    return choose
+
+
+@pytest.fixture
 def compiled():
     """A list of one number: how many programs were compiled so far in this test."""
     count = [0]

@@ -1,8 +1,7 @@
 """The parts of a block besides attention: embeddings, norms, dropout, the feed-forward network."""
 
 import math
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -16,27 +15,10 @@ from jaxformer.config.parts import Activation
 from jaxformer.ops import dropout as ops_dropout
 from jaxformer.ops.dense import QuantizedMatrix, add_bias, dense, logits_matmul, take_rows
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
+from jaxformer.ops.elementwise import ACTIVATIONS, norm
 from jaxformer.ops.masks import AnyArray
 
 Initializer = nn.initializers.Initializer
-
-
-def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x times the cumulative normal distribution of x (Hendrycks & Gimpel 2016), by erf.
-
-    The error is below 1e-7 of x. `jax.nn.gelu` uses erfc, which is exact for large negative x and
-    takes twice the time on a CPU.
-    """
-    return 0.5 * x * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
-ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
-    "relu": jax.nn.relu,
-    "gelu": gelu,
-    "gelu_tanh": partial(jax.nn.gelu, approximate=True),
-    "silu": jax.nn.silu,
-}
-"""The functions that `FeedForwardOptions.activation` names."""
 
 
 def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
@@ -51,11 +33,6 @@ def check_axes(name: str, x: Any, axes: str) -> None:
             f"{name} has the shape {jnp.shape(x)}, but must be [{', '.join(axes.split())}]: one "
             "example alone is a batch of one, as in x[None]"
         )
-
-
-def as_row(vector: Float[Array, " D"], ndim: int) -> Float[Array, "*ones D"]:
-    """`vector` with `ndim` axes, to be added to vectors [..., D]."""
-    return jnp.expand_dims(vector, tuple(range(ndim - 1)))
 
 
 class Dropout(nn.Module):
@@ -203,42 +180,11 @@ class Norm(nn.Module):
     def __call__(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         """`x` normalised in float32, scaled and shifted, in the type of `x`."""
         size = x.shape[-1:]
-        centered = self.kind == "layer"
-        y = normalize(x.astype(jnp.float32), self.eps, centered)
         scale = self.param("scale", nn.initializers.ones, size, jnp.float32)
-        y = y * as_row(scale, x.ndim)
-        if centered and self.use_bias:
+        bias = None
+        if self.kind == "layer" and self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, size, jnp.float32)
-            y = y + as_row(bias, x.ndim)
-        return y.astype(x.dtype)
-
-
-@partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def normalize(x: Float[Array, "*shape D"], eps: float, centered: bool) -> Float[Array, "*shape D"]:
-    """(x - mean) / sqrt(variance + eps) over the last axis; without the mean if not `centered`.
-
-    The derivative is written out. With the automatic one, XLA on a CPU recomputes the residual sums
-    of all later layers in each weight gradient, which costs time quadratic in depth.
-    """
-    return _normalize(x, eps, centered)[0]
-
-
-@normalize.defjvp
-def _normalize_jvp(eps, centered, primals, tangents):
-    (x,), (dx,) = primals, tangents
-    y, inverse = _normalize(x, eps, centered)
-    dy = dx - y * jnp.mean(y * dx, axis=-1, keepdims=True)
-    if centered:
-        dy = dy - jnp.mean(dx, axis=-1, keepdims=True)
-    return y, dy * inverse
-
-
-def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax.Array]:
-    """The normalised `x`, and the factor 1 / sqrt(variance + eps)."""
-    if centered:
-        x = x - jnp.mean(x, axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x * inverse, inverse
+        return norm(x, scale, bias, self.eps, centered=self.kind == "layer")
 
 
 class Dense(nn.Module):

@@ -136,7 +136,10 @@ def _nats(
     label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     logits = logits.astype(jnp.float32)
     normalizer = jax.lax.platform_dependent(
-        logits, tpu=_logsumexp_by_product, default=partial(jax.nn.logsumexp, axis=-1)
+        logits,
+        tpu=_logsumexp_by_product,
+        cuda=_logsumexp_in_one_pass,
+        default=partial(jax.nn.logsumexp, axis=-1),
     )
     nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)
     if label_smoothing:
@@ -156,6 +159,19 @@ def _logsumexp_by_product(logits: jax.Array) -> jax.Array:
     ones = jnp.ones((logits.shape[-1], 8), logits.dtype)
     total = jnp.matmul(jnp.exp(logits - top), ones, precision=jax.lax.Precision.HIGHEST)
     return jnp.log(total[..., 0]) + top[..., 0]
+
+
+def _logsumexp_in_one_pass(logits: jax.Array) -> jax.Array:
+    """`jax.nn.logsumexp` over the last axis, which reads `logits` once; -inf counts as -1e30."""
+
+    def add(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> Any:
+        top = jnp.maximum(one[0], other[0])
+        return top, sum(total * jnp.exp(most - top) for most, total in (one, other))
+
+    zero = jnp.float32(-1e30), jnp.float32(0)  # the largest logit, and the sum of exp(logit - it)
+    pairs = logits, jnp.ones_like(logits)
+    top, total = jax.lax.reduce(pairs, zero, add, (logits.ndim - 1,))
+    return jnp.log(total) + top
 
 
 def _slope(

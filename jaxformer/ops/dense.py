@@ -19,8 +19,9 @@ from jaxformer.ops.partitioning import partitioned
 # on and JAX 0.12 from 4.
 _PARTS = 4
 _LOW = jnp.bfloat16, jnp.float16
-TPU_ROWS = 8
-"""With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
+LEAST_ROWS = 8
+"""With fewer rows a TPU's compiler multiplies on the vector unit, many times slower. XLA for a GPU
+multiplies one row with copies of the matrix, which it writes and reads, and adds them up."""
 GPU_COLUMNS = 128
 """On a GPU, logits whose number 8 does not divide are padded to a multiple of this. On an H200 the
 products of GPT-2's 50,257 logits took 55 ms without it, and 21 with 50,304 columns."""
@@ -66,7 +67,7 @@ def dense(
         out = jnp.matmul(x.reshape(*lead, size), matrix)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
         out = jax.lax.platform_dependent(
-            vectors, matrix, cpu=_multiply_in_parts, tpu=padded_matmul, default=jnp.matmul
+            vectors, matrix, cpu=_multiply_in_parts, default=padded_matmul
         )
     else:
         out = matmul(vectors, matrix)
@@ -85,19 +86,19 @@ _convert_before.defvjp(lambda matrix: (_convert_before(matrix), None), lambda _,
 def matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
-    """`jnp.matmul(x, matrix, **options)`; on a TPU `padded_matmul` where there are few rows."""
-    if x.shape[-2] >= TPU_ROWS:
+    """`jnp.matmul(x, matrix, **options)`; `padded_matmul` of few rows, except on a CPU."""
+    if x.shape[-2] >= LEAST_ROWS:
         return jnp.matmul(x, matrix, **options)
     multiply, padded = partial(jnp.matmul, **options), partial(padded_matmul, **options)
-    return jax.lax.platform_dependent(x, matrix, tpu=padded, default=multiply)
+    return jax.lax.platform_dependent(x, matrix, cpu=multiply, default=padded)
 
 
 def padded_matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
-    """`jnp.matmul` with rows of zeros up to `TPU_ROWS`, as the matrix unit of a TPU takes them."""
+    """`jnp.matmul` with rows of zeros up to `LEAST_ROWS`, for the matrix unit of an accelerator."""
     rows = x.shape[-2]
-    more = [(0, 0)] * (x.ndim - 2) + [(0, max(TPU_ROWS - rows, 0)), (0, 0)]
+    more = [(0, 0)] * (x.ndim - 2) + [(0, max(LEAST_ROWS - rows, 0)), (0, 0)]
     return jnp.matmul(jnp.pad(x, more), matrix, **options)[..., :rows, :]
 
 
@@ -121,8 +122,8 @@ def add_bias(x: Float[Array, "..."], bias: Float[Array, "*O"]) -> Float[Array, "
     """`x` [*R, *O] + `bias`, in the type of `x`; the gradient of `bias` is summed in float32.
 
     The plain twin is `x + bias.astype(x.dtype)`, whose gradient is summed in the type of `x`. If
-    `x` has 16 bits, the sum is a product with ones: the vector unit of a TPU v5e has no addition in
-    bfloat16, and takes 35 times as long.
+    `x` has 16 bits, the sum is a product with ones, except on a GPU: the vector unit of a TPU v5e
+    has no addition in bfloat16, and takes 35 times as long.
     """
     return _add_low_bias(x, bias) if x.dtype in _LOW else _add(x, bias)
 
@@ -131,25 +132,48 @@ def _add(x: Array, bias: Array) -> Array:
     return x + jnp.expand_dims(bias.astype(x.dtype), tuple(range(x.ndim - bias.ndim)))
 
 
+def _add_flat(x: Array, bias: Array) -> Array:
+    """`_add` with one axis of outputs: a product of cuBLAS adds a vector at no cost."""
+    return _add(_flat(x, bias), bias.reshape(-1)).reshape(x.shape)
+
+
+def _flat(x: Array, bias: Array) -> Array:
+    return x.reshape(*x.shape[: x.ndim - bias.ndim], bias.size)
+
+
 @jax.custom_vjp
 def _add_low_bias(x: Array, bias: Array) -> Array:
-    return _add(x, bias)
+    return jax.lax.platform_dependent(x, bias, cuda=_add_flat, default=_add)
 
 
 def _add_low_bias_forward(x: Array, bias: Array) -> tuple[Array, Array]:
-    return _add(x, bias), bias
+    return _add_low_bias(x, bias), bias
 
 
 def _add_low_bias_backward(bias: Array, d_out: Array) -> tuple[Array, Array]:
-    rows = d_out.shape[: d_out.ndim - bias.ndim]
-    ones = jnp.ones((TPU_ROWS, *rows), d_out.dtype)
-    # The outputs are one axis, as a product has them: to divide it in heads is a copy on a TPU.
-    flat = d_out.reshape(*rows, bias.size)
-    sums = summed_in_float32(partial(jnp.tensordot, axes=len(rows)), ones, flat)
-    return d_out, sums[0].reshape(bias.shape).astype(bias.dtype)
+    d_out, sums = jax.lax.platform_dependent(
+        d_out, bias, cuda=_sum_columns, default=_multiply_with_ones
+    )
+    return d_out, sums.reshape(bias.shape).astype(bias.dtype)
 
 
 _add_low_bias.defvjp(_add_low_bias_forward, _add_low_bias_backward)
+
+
+def _multiply_with_ones(d_out: Array, bias: Array) -> tuple[Array, Array]:
+    """`d_out`, and its sums for each output in float32."""
+    # The outputs are one axis, as a product has them: to divide it in heads is a copy on a TPU.
+    flat = _flat(d_out, bias)
+    ones = jnp.ones((LEAST_ROWS, *flat.shape[:-1]), d_out.dtype)
+    return d_out, summed_in_float32(partial(jnp.tensordot, axes=flat.ndim - 1), ones, flat)[0]
+
+
+def _sum_columns(d_out: Array, bias: Array) -> tuple[Array, Array]:
+    """As `_multiply_with_ones`."""
+    # Without the barrier XLA stores `d_out` a second time: in float32, for the sum.
+    d_out = jax.lax.optimization_barrier(d_out)
+    flat = _flat(d_out, bias).astype(jnp.float32)
+    return d_out, jnp.sum(flat, tuple(range(flat.ndim - 1)))
 
 
 def logits_matmul(
@@ -159,7 +183,9 @@ def logits_matmul(
 
     A `QuantizedMatrix` is multiplied as in `dense`. If `x` has 16 bits, `matrix` is rounded to
     the dtype of `x` once, and so is the gradient of the logits in the backward pass. The sums are
-    not rounded: in bfloat16 several of the likeliest tokens would have equal logits.
+    not rounded: in bfloat16 several of the likeliest tokens would have equal logits. Only where
+    they are differentiated, as in a loss, a GPU stores them in the dtype of `x`: reading and
+    writing them in float32 was a sixth of what GPT-2's training step moves.
     """
     if isinstance(matrix, QuantizedMatrix):
         return dense(x, matrix)
@@ -173,47 +199,42 @@ def logits_matmul(
 
 @jax.custom_vjp
 def _low_matmul(x: Array, matrix: Array) -> Array:
-    return _low_matmul_forward(x, matrix)[0]
+    return _product(x, _convert_before(matrix.astype(x.dtype)))
 
 
 def _low_matmul_forward(x: Array, matrix: Array) -> tuple[Array, tuple[Array, Array, Array]]:
     low = _convert_before(matrix.astype(x.dtype))
-    if math.prod(x.shape[:-1]) < TPU_ROWS:
-        rows = x.reshape(-1, x.shape[-1])
-        out = summed_in_float32(matmul, rows, low).reshape(*x.shape[:-1], -1)
-    else:
-        out = _for_columns(_product, _aligned_product, x, low)
-    return out, (x, low, jnp.zeros((), matrix.dtype))
+    return _product(x, low, rounded=True), (x, low, jnp.zeros((), matrix.dtype))
 
 
 def _low_matmul_backward(saved: tuple[Array, Array, Array], d_out: Array) -> tuple[Array, Array]:
     x, low, like_matrix = saved
-    d_out = d_out.astype(x.dtype)
-    dx, d_matrix = _for_columns(_gradients, _aligned_gradients, x, low, d_out)
+    dx, d_matrix = jax.lax.platform_dependent(
+        x, low, d_out.astype(x.dtype), cuda=_aligned_gradients, default=_gradients
+    )
     return dx.astype(x.dtype), d_matrix.astype(like_matrix.dtype)
 
 
 _low_matmul.defvjp(_low_matmul_forward, _low_matmul_backward)
 
 
-def _for_columns(plain: Any, aligned: Any, x: Array, matrix: Array, *rest: Array) -> Any:
-    """`plain(x, matrix, *rest)`; on a GPU `aligned(...)` where 8 does not divide the columns."""
-    if matrix.shape[1] % 8 == 0:
-        return plain(x, matrix, *rest)
-    return jax.lax.platform_dependent(x, matrix, *rest, cuda=aligned, default=plain)
+def _product(x: Array, matrix: Array, rounded: bool = False) -> Array:
+    """x times `matrix`, in float32; `rounded` to their type on a GPU."""
+    exact = partial(summed_in_float32, jnp.matmul)
+    if math.prod(x.shape[:-1]) < LEAST_ROWS:
+        rows = x.reshape(-1, x.shape[-1])
+        return summed_in_float32(matmul, rows, matrix).reshape(*x.shape[:-1], -1)
 
+    def on_gpu(x: Array, matrix: Array) -> Array:
+        out = (jnp.matmul if rounded else exact)(x, _align(matrix))
+        return out[..., : matrix.shape[1]].astype(jnp.float32)
 
-def _product(x: Array, matrix: Array) -> Array:
-    return summed_in_float32(jnp.matmul, x, matrix)
-
-
-def _aligned_product(x: Array, matrix: Array) -> Array:
-    return _product(x, _align(matrix))[..., : matrix.shape[1]]
+    return jax.lax.platform_dependent(x, matrix, cuda=on_gpu, default=exact)
 
 
 def _gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
-    """The gradients of `x` and of `matrix` in `_product`; float32."""
-    dx = _product(d_out, matrix.T)
+    """The gradients of `x` and of `matrix` in their product; float32."""
+    dx = summed_in_float32(jnp.matmul, d_out, matrix.T)
     rows = tuple(range(x.ndim - 1))
     return dx, summed_in_float32(partial(jnp.tensordot, axes=(rows, rows)), x, d_out)
 
@@ -224,8 +245,8 @@ def _aligned_gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Ar
 
 
 def _align(matrix: Float[Array, "... V"]) -> Float[Array, "... W"]:
-    """`matrix` with columns of zeros up to a multiple of `GPU_COLUMNS`."""
-    more = -matrix.shape[-1] % GPU_COLUMNS
+    """`matrix` with columns of zeros up to a multiple of `GPU_COLUMNS`, unless 8 divides V."""
+    more = -matrix.shape[-1] % GPU_COLUMNS if matrix.shape[-1] % 8 else 0
     return jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, more)])
 
 

@@ -85,11 +85,20 @@ CONFIG = TransformerConfig(
 
 
 def compiled_step(
-    strategy, rows, sharding, *, block=REMAT["none"], config=CONFIG, parts=1, **options
+    strategy,
+    rows,
+    sharding,
+    *,
+    block=REMAT["none"],
+    config=CONFIG,
+    parts=1,
+    documents=True,
+    compiler_options=None,
+    **options,
 ):
     """The train step of a GPT on packed documents, and the attention functions it uses.
 
-    `options` are those of `Strategy.step`.
+    `options` are those of `Strategy.step`; without `documents` each row is one text.
     """
     attention = Recorded()
     model = DecoderOnly(config, attention, block)
@@ -108,9 +117,10 @@ def compiled_step(
         tokens=leaf(jnp.int32, rows, length + 1),
         loss_mask=leaf(jnp.bool_, rows, length),
         example_ids=leaf(jnp.int32, rows),
-        segments=leaf(jnp.int32, rows, length + 1),
-        positions=leaf(jnp.int32, rows, length + 1),
+        segments=leaf(jnp.int32, rows, length + 1) if documents else None,
+        positions=leaf(jnp.int32, rows, length + 1) if documents else None,
     )
     step = strategy.step(causal_loss(model), optimizer, grad_accumulation=parts, **options)
-    program = step.lower(strategy.abstract(make_state), batch).compile()
+    lowered = step.lower(strategy.abstract(make_state), batch)
+    program = lowered.compile(compiler_options=compiler_options)
     return program, {name for name, spec in attention.calls if spec.queries == length}

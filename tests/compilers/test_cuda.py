@@ -10,6 +10,9 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.harness.planning.counting import work
+from experiments.harness.planning.hlo import Program
+from experiments.language_modelling.presets import gpt2_124m
 from jaxformer import AttentionMask
 from jaxformer.config import AttentionOptions
 from jaxformer.distributed import make_mesh, sharded, single
@@ -98,3 +101,26 @@ def test_every_mask_and_dropout_compile_in_one_call(gpus, name):
     with jax.set_mesh(mesh):
         program = jax.jit(jax.grad(loss)).lower(inputs, mask, dropout_rng).compile()
     assert counts(program)["triton"] == 3
+
+
+# Without a device the compiler cannot time products: those of cuBLAS add biases as they do there.
+CUBLAS = {"xla_gpu_enable_triton_gemm": False}
+
+
+def gpt2_step(device, layers):
+    """The training step of GPT-2's model: 64 rows of 1,024 tokens in bfloat16, no documents."""
+    config = replace(gpt2_124m.model, num_decoder_layers=layers)
+    strategy = single(device)
+    sharding = NamedSharding(strategy.mesh, PartitionSpec())
+    options = {"documents": False, "compiler_options": CUBLAS}
+    program, used = compiled_step(strategy, 64, sharding, config=config, **options)
+    assert used == {"cudnn"}
+    return program, work(Program(program.as_text())).bytes
+
+
+def test_a_step_of_gpt2_moves_at_most_210_gb_on_an_h100(h100s):
+    two, of_two = gpt2_step(h100s(1)[0], 2)
+    assert two.memory_analysis().temp_size_in_bytes <= 16 * 2**30
+    _, of_three = gpt2_step(h100s(1)[0], 3)
+    more = gpt2_124m.model.num_decoder_layers - 2
+    assert of_two + more * (of_three - of_two) <= 210e9

@@ -1,5 +1,4 @@
 import math
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -7,8 +6,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.nn import layers
-from jaxformer.nn.layers import Dense, Embedding, FeedForward, LMHead, Norm, normalize
+from jaxformer.nn.layers import Dense, Embedding, FeedForward, LMHead, Norm
 from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -109,53 +107,6 @@ def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_e
     hidden = hidden * np.asarray(kept) / 0.75
     expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
     assert_equal(apply(module, params, x, dropout_rng), expected)
-
-
-def plain(x, eps, centered):
-    if centered:
-        x = x - jnp.mean(x, axis=-1, keepdims=True)
-    return x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + eps)
-
-
-@pytest.mark.parametrize("centered", [True, False])
-def test_normalize_and_its_derivatives_are_those_of_the_formula(centered, rng, assert_equal):
-    x, direction, along = rng.standard_normal((3, 2, 7), np.float32)
-
-    @partial(jax.jit, static_argnums=0)
-    def derivatives(function):
-        def total(x):
-            return jnp.sum(function(x, 0.1, centered) * direction)
-
-        def along_the_slope(x):
-            return jnp.sum(jax.grad(total)(x) * along)
-
-        forward = jax.jvp(lambda x: function(x, 0.1, centered), (x,), (along,))
-        return forward, jax.grad(total)(x), jax.grad(along_the_slope)(x)
-
-    given, expected = derivatives(normalize), derivatives(plain)
-    for a, b in zip(jax.tree.leaves(given), jax.tree.leaves(expected), strict=True):
-        assert np.abs(b).max() > 0.01
-        assert_equal(a, b)
-
-
-TWINS = {
-    "relu": jax.nn.relu,
-    "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": jax.nn.gelu,
-    "silu": jax.nn.silu,
-}
-
-
-@pytest.mark.parametrize("name", layers.ACTIVATIONS)
-def test_an_activation_and_its_derivative_are_those_of_jax(name, rng, assert_equal):
-    x = 3.0 * rng.standard_normal((3, 7, 11), np.float32)
-
-    def of(function, x):
-        return function(x), jax.grad(lambda x: (function(x) * x).sum())(x)
-
-    ours, theirs = jax.jit(lambda x: (of(layers.ACTIVATIONS[name], x), of(TWINS[name], x)))(x)
-    assert_equal(ours[0], theirs[0], 1e-6)
-    assert_equal(ours[1], theirs[1])
 
 
 @pytest.mark.parametrize(
