@@ -14,8 +14,7 @@ from experiments.language_modelling.evaluate import continued_prompts
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pipelines.batching import add_special_tokens
-from jaxformer.pipelines.fill_mask import encode_masked
+from jaxformer.pipelines.batching import bos_eos
 from jaxformer.pretrained import is_pretrained, load_eos
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -65,10 +64,7 @@ def attend(loaded: LoadedRun, text: str) -> AttentionView:
 
 def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:
     """The ids of a text, in which masks may stand, between BOS and EOS."""
-    tokenizer = loaded.tokenizer
-    masks = has_mask(text, tokenizer)
-    ids = encode_masked(text, 0, tokenizer) if masks else tokenizer.encode(text)
-    return add_special_tokens(ids, tokenizer)
+    return loaded.tokenizer.encode_inputs([text], bos_eos(loaded.tokenizer))[0]
 
 
 def has_mask(text: str, tokenizer: Tokenizer) -> bool:

@@ -111,7 +111,7 @@ def marian_layout(
         unflatten_dict(leaves, sep="/"),
         renumber(tokenizer, order.tolist()),
         _with_ids(search, new_ids),
-        TranslationOptions(bos=new_ids[special.bos], pad=new_ids[special.pad], source_bos=True),
+        TranslationOptions(bos=new_ids[special.bos], pad=new_ids[special.pad]),
     )
 
 

@@ -151,7 +151,7 @@ def encode(options: FinetuneOptions, loaded: Translator, text: Text) -> Examples
     """
     search, settings = loaded.settings
     limit = loaded.model.config.max_len
-    first = first_ids(loaded.tokenizer, settings)
+    first = first_ids(loaded.tokenizer)
     if search.forced_bos is not None:
         first = [search.forced_bos]
     longest = min(options.source_len, limit), min(options.target_len, limit)

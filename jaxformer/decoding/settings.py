@@ -132,8 +132,10 @@ class TranslationOptions(Checked):
     """Token id before the first token of a translation (decoder_start_token_id)."""
     pad: Natural = 0
     """Token id that fills up the sources of a batch."""
-    source_bos: bool = False
-    """Whether each source begins with its tokenizer's BOS, if it has one, as BART reads it."""
+    source_language: str | None = None
+    """The language of the sources, as the folder's tokenizer names it; None: the folder's."""
+    target_language: str | None = None
+    """The language of the translations; None: that which the folder's settings begin them with."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,7 @@ from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, T
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
 from jaxformer.nn.stack import unstack_blocks
 from jaxformer.pretrained.loaded import Loaded
-from jaxformer.text.tokenizers import PAD, Tokenizer
+from jaxformer.text.tokenizers import PAD, Template, Tokenizer
 
 Texts = Iterable[str]
 
@@ -236,10 +236,15 @@ def pad_with_mask(
 
 
 def add_special_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """`ids` between the vocabulary's BOS and EOS, as far as it has them."""
-    special = tokenizer.special
-    first, last = ([] if x is None else [x] for x in (special.bos, special.eos))
+    """`ids` in the tokenizer's template, or else between BOS and EOS, as far as it has them."""
+    first, last = tokenizer.template or bos_eos(tokenizer)
     return [*first, *ids, *last]
+
+
+def bos_eos(tokenizer: Tokenizer) -> Template:
+    """BOS and EOS of the vocabulary, as far as it has them."""
+    first, last = (() if x is None else (x,) for x in tokenizer.special[1:3])
+    return Template(first, last)
 
 
 def compile_for(

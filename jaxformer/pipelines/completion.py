@@ -109,10 +109,11 @@ def complete(
     The continuation of prompt i depends on the seed of the settings and on its example id,
     `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
     prompts than they have rows, 64 each, the next takes the row of one that has ended (on one
-    device, without stop strings, window, ALiBi and relative positions). An empty prompt begins at
-    the vocabulary's BOS. Raises `DataError` for no prompt, and for an empty one if there is no BOS,
-    `ConfigError` for a prompt that does not fit `max_len`, for another model, and for a tokenizer
-    and settings that do not fit.
+    device, without stop strings, window, ALiBi and relative positions). A text is read as the
+    folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS. Raises
+    `DataError` for no prompt, and for an empty one if there is no BOS, `ConfigError` for a prompt
+    that does not fit `max_len`, for another model, and for a tokenizer and settings that do not
+    fit.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
@@ -211,7 +212,8 @@ def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[in
     encoded = []
     for number, prompt in enumerate(prompts, start=1):
         try:
-            ids = np.asarray(tokenizer.encode(prompt) if isinstance(prompt, str) else prompt)
+            text = isinstance(prompt, str)
+            ids = np.asarray(tokenizer.encode_inputs([prompt])[0] if text else prompt)
         except ValueError:  # lists of different lengths
             ids = np.empty(())
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):

@@ -11,8 +11,8 @@ from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
     Texts,
-    add_special_tokens,
     as_given,
+    bos_eos,
     check_count,
     check_inputs,
     check_lengths,
@@ -24,10 +24,7 @@ from jaxformer.pipelines.batching import (
     pad_with_mask,
 )
 from jaxformer.pretrained.loaded import Loaded
-from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
-
-# How many words of a text show how its tokenizer treats spaces.
-_WORDS = 64
+from jaxformer.text.tokenizers import Tokenizer
 
 
 class MaskPrediction(NamedTuple):
@@ -63,7 +60,7 @@ def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bo
     With `details` the `count` most likely tokens for each mask of a text, best first.
 
     A mask is written as the vocabulary's mask token, "<mask>" or "[MASK]", and stands for one
-    token. If tokens begin with the space before them, so does a mask. Raises `DataError` for no
+    token. Spaces that the vocabulary's mask takes with it are no tokens. Raises `DataError` for no
     text, a text without a mask or with more than `max_len` tokens and for a vocabulary without a
     mask token, `ConfigError` for another model and for a tokenizer that does not fit it.
 
@@ -84,10 +81,14 @@ def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bo
     max_len = model.config.max_len
     check_count("count", count)
     mask = _mask_id(tokenizer)
-    encoded = [encode_masked(text, i, tokenizer) for i, text in enumerate(lines)]
-    ids = [add_special_tokens(x, tokenizer) for x in encoded]
-    check_lengths(ids, max_len)
+    ids = tokenizer.encode_inputs(lines, bos_eos(tokenizer))
     positions = [np.flatnonzero(np.array(x) == mask) for x in ids]
+    for number, places in enumerate(positions, 1):
+        if not places.size:
+            raise DataError(
+                f"text {number} has no mask: write {tokenizer.token(mask)} where a token is missing"
+            )
+    check_lengths(ids, max_len)
     results: list[list[list[MaskPrediction]]] = [[] for _ in lines]
     shown = {"count": count, "known": tokenizer.vocab_size}
     for chosen, size in group_by_length([len(x) for x in ids], max_len):
@@ -125,25 +126,6 @@ def _predict(
     # A model may have more ids than its tokenizer.
     probabilities = jax.nn.softmax(output.logits[..., :known], axis=-1)
     return jax.lax.top_k(probabilities, min(count, known))
-
-
-def encode_masked(text: str, index: int, tokenizer: Tokenizer) -> list[int]:
-    """The ids of text number `index`, in which the mask token's text becomes the mask."""
-    mask = _mask_id(tokenizer)
-    parts = text.split(tokenizer.token(mask))
-    if len(parts) == 1:
-        raise DataError(
-            f"text {index + 1} has no mask: write {tokenizer.token(mask)} where a token is missing"
-        )
-    before, after = mask_joins_spaces("".join(parts).split()[:_WORDS], tokenizer)
-    ids: list[int] = []
-    for i, part in enumerate(parts):
-        if before and i < len(parts) - 1:
-            part = part.removesuffix(" ")
-        if after and i:
-            part = part.removeprefix(" ")
-        ids += [mask] * (i > 0) + tokenizer.encode(part)
-    return ids
 
 
 def _filled(text: str, masks: list[list[MaskPrediction]], mask: str) -> str:

@@ -15,6 +15,7 @@ from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     Texts,
     as_given,
+    bos_eos,
     check_count,
     check_id,
     check_inputs,
@@ -25,9 +26,10 @@ from jaxformer.pipelines.batching import (
     next_power_of_two,
     pad_right,
 )
-from jaxformer.pipelines.translation import encode_sources, target_ids
+from jaxformer.pipelines.translation import encode_sources, target_ids, with_target_language
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.metrics import Likelihood, count_text
+from jaxformer.text.tokenizers import Template
 
 # The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
 _BATCH_TOKENS = 2048
@@ -54,6 +56,7 @@ def score(
 ) -> Any:
     """The log-probability (nats) of each text, or of the one text, after the vocabulary's BOS.
 
+    Special tokens that the folder's own tokenizer puts around a text are counted with it.
     With `details` its `Likelihood`: the tokens counted, perplexity, bits per byte. Without BOS the
     first token of a text is given and not counted. A longer text is read in windows of `max_len`
     tokens; each begins `stride` tokens after the one before (None: `max_len`), so that a token in a
@@ -80,8 +83,7 @@ def score(
     max_len = model.config.max_len
     step = max_len if stride is None else stride
     check_count("stride", step, max_len)
-    bos = [] if tokenizer.special.bos is None else [tokenizer.special.bos]
-    ids = [bos + text for text in tokenizer.encode_batch(lines)]
+    ids = tokenizer.encode_inputs(lines, Template(bos_eos(tokenizer).first))
     windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, step)]
     nats: list[list[float]] = [[] for _ in lines]
     for chosen, size in _groups([len(window) - 1 for _, window, _ in windows], max_len):
@@ -136,6 +138,7 @@ def score_pairs(
     """
     pairs, tokenizer, target_tokenizer = check_inputs(loaded, pairs, EncoderDecoder)
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
+    search, options = with_target_language(target_tokenizer, search, options)
     model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
     for name in ("bos", "pad"):
         check_id(name, getattr(options, name), model.config.vocab_size)

@@ -32,7 +32,7 @@ from jaxformer.pipelines.batching import (
 )
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import Template, Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
 _Setting = SearchConfig | TranslationOptions
@@ -113,7 +113,8 @@ def translate(
 
     With `details` the `beam_size` best ones of each text, best first, as `Translation`s. The search
     is that of `loaded`; a `SearchConfig` or `TranslationOptions` in `settings` replaces its own,
-    `changes` replace single fields, as in beam_size=8.
+    `changes` replace single fields, as in beam_size=8, or in source_language="eng_Latn" and
+    target_language="deu_Latn" for a model of many languages.
 
     A blank text gives an empty translation. Texts of similar length are translated together, in a
     few shapes (16, 32, 64, ... tokens) with one compiled program each; on a CPU two run at a time.
@@ -138,6 +139,7 @@ def translate(
     """
     lines, tokenizer, target = check_inputs(loaded, texts, EncoderDecoder)
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
+    search, options = with_target_language(target, search, options)
 
     def compile_batch(batch: SourceBatch) -> Callable[[], Hypotheses]:
         sized = replace(search, max_new_tokens=batch.size)
@@ -182,33 +184,58 @@ def find_too_long(
 def source_ids(
     lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
 ) -> list[list[int]]:
-    """The ids of each line between those of `first_ids` and EOS; none for a blank one."""
-    first = first_ids(tokenizer, options)
-    return [first + ids if ids else [] for ids in with_eos(lines, tokenizer, search, options)]
+    """The ids of each line as the folder's own tokenizer gives them, or else those of the line and
+    EOS; none for a blank one. Raises as `check_special_ids` does."""
+    check_special_ids(tokenizer, search, options)
+    lines = check_texts(lines)
+    rows = tokenizer.encode_inputs(lines, Template(last=search.eos[:1]), options.source_language)
+    return [ids if line.strip() else [] for ids, line in zip(rows, lines, strict=True)]
 
 
 def target_ids(
     lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
 ) -> list[list[int]]:
-    """The ids of each translation: that which all begin with, the line's, EOS."""
+    """The ids of each translation: that which all begin with, the line's, EOS; none for a blank
+    one. Raises as `check_special_ids` does."""
+    check_special_ids(tokenizer, search, options)
     first = [] if search.forced_bos is None else [search.forced_bos]
-    return [first + ids if ids else [] for ids in with_eos(lines, tokenizer, search, options)]
+    lines = check_texts(lines)
+    rows = [[*first, *ids, search.eos[0]] for ids in tokenizer.encode_batch(lines)]
+    return [ids if line.strip() else [] for ids, line in zip(rows, lines, strict=True)]
 
 
-def first_ids(tokenizer: Tokenizer, options: TranslationOptions) -> list[int]:
-    """The ids before each source: `<s>` of BART, none for models that are trained here."""
-    bos = tokenizer.special.bos if options.source_bos else None
-    return [] if bos is None else [bos]
+def with_target_language(
+    tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+) -> tuple[SearchConfig, TranslationOptions]:
+    """The settings by which translations are in the language that is asked for, or the folder's.
 
-
-def with_eos(
-    lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
-) -> list[list[int]]:
-    """The ids of each line and EOS; none for a blank one.
-
-    Raises `DataError` where the tokenizer's EOS or padding are other ids than the settings'.
+    Raises `ConfigError` for a language that the folder does not have.
     """
-    special, eos = tokenizer.special, search.eos[0]
+    languages = tokenizer.languages
+    language = options.target_language or (None if languages is None else languages.target)
+    if language is None:
+        return search, options
+    if languages is None:
+        raise ConfigError(
+            f"target_language={language!r}, but the folder's tokenizer has no tokens of languages: "
+            "leave it out"
+        )
+    index = languages.id_of(language)
+    if languages.begins:
+        return replace(search, forced_bos=index), options
+    return search, replace(options, bos=index)  # MBart (Liu et al. 2020) starts with it
+
+
+def first_ids(tokenizer: Tokenizer) -> list[int]:
+    """The ids before each text: `<s>` of BART, none for models that are trained here."""
+    return [*(tokenizer.template or Template()).first]
+
+
+def check_special_ids(
+    tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+) -> None:
+    """Raises `DataError` where the tokenizer's EOS or padding are other ids than the settings'."""
+    special = tokenizer.special
     known = {special.eos}
     if special.eos is None:
         known = set(all_special_ids(tokenizer.library_tokenizer).values())
@@ -218,9 +245,6 @@ def with_eos(
             f"padding {special.pad}: give the model's own tokenizer, and for a folder of "
             "transformers its settings (jf.load reads them)"
         )
-    lines = check_texts(lines)
-    ids = tokenizer.encode_batch(lines)
-    return [x + [eos] if line.strip() else [] for x, line in zip(ids, lines, strict=True)]
 
 
 class SourceBatch(NamedTuple):

@@ -239,7 +239,7 @@ def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, Transla
     if search.early_stopping == "never" and search.length_penalty <= 0:
         # Without a penalty that favours length, "never" of transformers is its heuristic.
         search = replace(search, early_stopping="heuristic")
-    return search, TranslationOptions(bos=bos, pad=pad, source_bos=True)
+    return search, TranslationOptions(bos=bos, pad=pad)
 
 
 def _id(key: str, value: Any, size: int) -> int:

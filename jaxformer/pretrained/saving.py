@@ -1,5 +1,6 @@
 """Models of this package as folders that `transformers` loads."""
 
+import copy
 import json
 import math
 import os
@@ -7,7 +8,6 @@ import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -38,11 +38,10 @@ from jaxformer.pretrained.model_specs import (
 )
 from jaxformer.pretrained.weight_map import Shape, to_hf
 from jaxformer.storage import to_local_path
-from jaxformer.text.tokenizers import Tokenizer, mask_joins_spaces
+from jaxformer.text.tokenizers import Tokenizer
 
 _JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
 _ROLES = ("pad", "bos", "eos")
-_WORDS = 64  # how many words of a vocabulary show how its tokenizer treats spaces
 _PIECE = 2**20  # bytes of a tensor that are written at once
 _CLASSIFIERS = ("encoder_classifier", "decoder_classifier", "token_classifier")
 
@@ -293,22 +292,13 @@ def _write_tensors(
 def _with_template(tokenizer: Tokenizer, spec: ModelSpec) -> Tokenizer:
     """`tokenizer` that, in other programs, adds the special tokens that the model reads.
 
-    They stand around each text, and a mask takes the spaces around it as `fill_mask` does. `encode`
-    here gives the same ids as before.
+    They stand around each text. `encode` here gives the same ids as before.
     """
     decoder = spec.kind in ("decoder", "bare_decoder", "decoder_classifier")
     if decoder or tokenizer.library_tokenizer.post_processor is not None:
         return tokenizer
     library, special = optional_dependencies.load("tokenizers"), tokenizer.special
-    content = json.loads(tokenizer.library_tokenizer.to_str())
-    if special.mask is not None:
-        texts = (tokenizer.decode([index]).strip() for index in range(tokenizer.vocab_size))
-        words = list(islice((text for text in texts if text.isalpha()), _WORDS))
-        before, after = mask_joins_spaces(words, tokenizer)
-        for token in content["added_tokens"]:
-            if token["id"] == special.mask:
-                token |= {"lstrip": before, "rstrip": after}
-    changed = library.Tokenizer.from_str(json.dumps(content))
+    changed = copy.deepcopy(tokenizer.library_tokenizer)
     bos = None if spec.kind == "encoder_decoder" else special.bos
     first, last = ([] if i is None else [tokenizer.token(i)] for i in (bos, special.eos))
     changed.post_processor = library.processors.TemplateProcessing(

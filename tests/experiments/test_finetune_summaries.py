@@ -107,9 +107,11 @@ def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, options):
 
 @pytest.mark.parametrize(("forced", "second"), [(None, 1), (4, 4)])
 def test_texts_of_bart_begin_with_its_own_token(forced, second):
-    tokenizer = words(["<pad>", "<s>", "</s>", "<unk>", "sun", "moon", "star"])
+    bart = words(["<pad>", "<s>", "</s>", "<unk>", "sun", "moon", "star"]).library_tokenizer
+    bart.post_processor = library.processors.BertProcessing(("</s>", 2), ("<s>", 1))
+    tokenizer = Tokenizer(bart)
     search = SearchConfig(eos=(2,), forced_bos=forced)
-    settings = TranslationOptions(bos=2, pad=0, source_bos=True)
+    settings = TranslationOptions(bos=2, pad=0)
     bart = Translator(MODEL, {}, tokenizer, tokenizer, (search, settings))
     found = encode(FinetuneOptions(), bart, Text(["sun moon"], ["star"]))
     assert found.tokens[0, :5].tolist() == [1, 4, 5, 2, 0]

@@ -14,7 +14,6 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines import embed, fill_mask, score
-from jaxformer.pipelines.fill_mask import encode_masked
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import (
     MASKED_SPECIAL_TOKENS,
@@ -127,7 +126,7 @@ def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, ass
     found = fill_mask(Loaded(*masked, words), texts, count=100, details=True)
     assert [len(text) for text in found] == [1, 1, 3] * 2
     for text, masks in zip(texts, found, strict=True):
-        ids = [words.special.bos, *encode_masked(text, 0, words), words.special.eos]
+        ids = [words.special.bos, *words.encode_inputs([text])[0], words.special.eos]
         logits = np.asarray(run(*masked, np.array([ids]))[0], np.float64)[0, :, : words.vocab_size]
         places = [t for t, token in enumerate(ids) if token == words.special.mask]
         for t, candidates in zip(places, masks, strict=True):
@@ -170,7 +169,7 @@ def bpe(prefix):
     ids=["bytes", "bytes after a space", "words", "characters", "nothing but characters"],
 )
 def test_a_mask_stands_where_the_token_of_a_word_would(tokenizer, text, whole):
-    ids = encode_masked(text, 0, tokenizer)
+    (ids,) = tokenizer.encode_inputs([text])
     assert [i == tokenizer.special.mask for i in ids] == [part is None for part in whole]
     parts = [part for part in whole if part is not None]
     kept = [i for i in ids if i != tokenizer.special.mask]

@@ -1,11 +1,13 @@
 """Strings in, strings out: with a tiny random model, what the library promises of each line."""
 
+import copy
 import dataclasses
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions, TransformerConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
@@ -21,7 +23,7 @@ from jaxformer.pipelines import (
     translate,
 )
 from jaxformer.pretrained import Loaded
-from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, train_characters
+from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer, train_characters
 
 LETTERS = "abcdefghijk "
 SEARCH = SearchConfig(beam_size=3)
@@ -55,12 +57,17 @@ def system(random_params):
     return model, params, tokenizer, tokenizer
 
 
-def test_sources_begin_with_a_bos_where_the_options_say_so_and_by_no_other_setting(system):
+def test_a_source_stands_between_the_tokens_of_the_tokenizers_template_or_before_eos(system):
     model, _, tokenizer, _ = system
     a, b = tokenizer.encode("ab")
-    bart = SEARCH, TranslationOptions(bos=EOS, source_bos=True)
-    assert encode_sources(model, ["ab", " "], tokenizer, *bart) == [[BOS, a, b, EOS], []]
-    assert find_too_long(model, ["a" * 36, "a" * 35], tokenizer, *bart) == [0]
+    library = copy.deepcopy(tokenizer.library_tokenizer)
+    around = [(tokenizer.token(index), index) for index in (BOS, EOS)]
+    library.post_processor = TemplateProcessing(
+        single=["<bos>", "$A", "<eos>"], special_tokens=around
+    )
+    bart = Tokenizer(library)
+    assert encode_sources(model, ["ab", " "], bart) == [[BOS, a, b, EOS], []]
+    assert find_too_long(model, ["a" * 36, "a" * 35], bart) == [0]
     others = [(), (SearchConfig(eos=(EOS, 5)),), (SEARCH, TranslationOptions(bos=EOS))]
     for settings in others:
         assert encode_sources(model, ["ab", " "], tokenizer, *settings) == [[a, b, EOS], []]

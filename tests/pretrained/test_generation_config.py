@@ -39,7 +39,7 @@ def folder(tmp_path):
 
 def test_settings_are_those_of_config_json_where_nothing_else_is(folder):
     search, options = load_generation_config(folder(MARIAN))
-    assert options == TranslationOptions(bos=18, pad=18, source_bos=True)
+    assert options == TranslationOptions(bos=18, pad=18)
     assert search == SearchConfig(
         eos=(0,),
         at_max_length="force_eos_at_no_cost",
@@ -177,7 +177,7 @@ def test_settings_that_are_written_are_read_again(folder, at_max_length):
     assert inexpressible_settings(settings) == []
     ids = {"decoder_start_token_id": 18, "pad_token_id": 17, "bos_token_id": None}
     written = generation_json(settings, 23, ids)
-    options = TranslationOptions(bos=18, pad=17, source_bos=True)
+    options = TranslationOptions(bos=18, pad=17)
     assert load_generation_config(folder(MARIAN, written)) == (settings, options)
     plain = SearchConfig(
         length_penalty_kind="power", at_max_length="cut", max_new_tokens=11, extra_candidates=1

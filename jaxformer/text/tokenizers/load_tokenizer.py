@@ -1,14 +1,15 @@
 """Tokenizers from files: those trained here, and those published with a model's weights."""
 
-import json
 import os
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
 from jaxformer.storage import to_path
+from jaxformer.text.tokenizers.folder_settings import FolderSettings, read_object, read_text
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
     ROLE_NAMES,
@@ -24,14 +25,21 @@ _MARIAN = ("source.spm", "target.spm", "vocab.json")
 
 _EXTRA_IDS = 100
 
+# Words with the sign before them, single digits, signs, line feeds, other spaces (Qwen2).
+_QWEN2 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
 
 def load(path: str | os.PathLike[str]) -> Tokenizer:
     """The tokenizer in the file `path`, or in the folder `path` of a published model.
 
     A folder has the files of one of `TOKENIZER_FILES`: `tokenizer.json`, or two SentencePiece
     models and `vocab.json` (Marian), byte-level BPE (GPT-2), WordPiece (BERT), or a SentencePiece
-    model (T5). `tokenizer_config.json` says whether BERT's is lower-cased. For Marian this
-    is the tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
+    model (T5, M2M100). `tokenizer_config.json` and `special_tokens_map.json` name the roles of
+    special tokens, further tokens, and the languages of a translator. For Marian this is the
+    tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
 
@@ -49,7 +57,18 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
             f"{path}: a tokenizer's folder holds "
             f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
         )
-    return Tokenizer(read(path))
+    return _of_folder(path, read)
+
+
+def _of_folder(
+    folder: Path, read: Callable[[Path, FolderSettings], "tokenizers.Tokenizer"]
+) -> Tokenizer:
+    """What `read` gives, with the roles and the languages that the folder names."""
+    settings = FolderSettings(folder)
+    made = read(folder, settings)
+    tokenizer = Tokenizer(made, settings.roles)
+    languages = settings.languages(tokenizer)
+    return Tokenizer(made, settings.roles, languages) if languages else tokenizer
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -57,7 +76,7 @@ def has_tokenizer(folder: Path) -> bool:
     return _reader(folder) is not None
 
 
-def _reader(folder: Path) -> Callable[[Path], "tokenizers.Tokenizer"] | None:
+def _reader(folder: Path) -> Callable[[Path, FolderSettings], "tokenizers.Tokenizer"] | None:
     files = TOKENIZER_FILES.items()
     sets = (read for names, read in files if all((folder / name).exists() for name in names))
     return next(sets, None)
@@ -69,7 +88,7 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     marian = (path / name for name in _MARIAN)
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
         return source, source
-    return source, Tokenizer(_read_marian(path, "target"))
+    return source, _of_folder(path, partial(_read_marian, side="target"))
 
 
 def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
@@ -81,24 +100,20 @@ def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
         raise DataError(f"{path}: {error}") from error
 
 
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: cannot read the tokenizer: {error}") from error
-
-
 def _read_json(path: Path) -> "tokenizers.Tokenizer":
     library = optional_dependencies.load("tokenizers")
-    text = _read_text(path)
+    text = read_text(path)
     try:
         return library.Tokenizer.from_str(text)
     except Exception as error:  # the library has no narrower class
         raise DataError(f"{path}: not a whole tokenizer.json: {error}") from error
 
 
-def _read_gpt2(folder: Path) -> "tokenizers.Tokenizer":
-    """Byte-level BPE with the byte alphabet of GPT-2 (Radford et al. 2019, 2.2)."""
+def _read_gpt2(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
+    """Byte-level BPE with the byte alphabet of GPT-2 (Radford et al. 2019, 2.2) and its relatives.
+
+    Those of Qwen2 cut texts elsewhere, those of RoBERTa and BART stand between two tokens.
+    """
     library = optional_dependencies.load("tokenizers")
     vocabulary, path = _read_vocabulary(folder / "vocab.json"), folder / "merges.txt"
     try:
@@ -106,84 +121,146 @@ def _read_gpt2(folder: Path) -> "tokenizers.Tokenizer":
         model = library.models.BPE(vocabulary, merges, unk_token=find_role("unk", vocabulary))
     except Exception as error:  # the library has no narrower class
         raise DataError(f"{path}: not the merges of vocab.json: {error}") from error
-    tokenizer = library.Tokenizer(model)
-    space = _read_option(folder, "add_prefix_space", False)
-    tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=space)
+    tokenizer, cut = library.Tokenizer(model), library.pre_tokenizers
+    space = bool(settings.option("add_prefix_space", False))
+    tokenizer.pre_tokenizer = cut.ByteLevel(add_prefix_space=space)
+    if settings.kind in ("Qwen2Tokenizer", "GPTNeoXTokenizer"):
+        tokenizer.normalizer = library.normalizers.NFC()
+    if settings.kind == "Qwen2Tokenizer":
+        words = cut.Split(library.Regex(_QWEN2), "isolated")
+        tokenizer.pre_tokenizer = cut.Sequence([words, cut.ByteLevel(space, use_regex=False)])
     tokenizer.decoder = library.decoders.ByteLevel()
     roles = dict.fromkeys(name for names in ROLE_NAMES.values() for name in names)
+    if settings.roles is not None:
+        roles = dict.fromkeys(name for name in settings.roles.values() if name)
     tokenizer.add_special_tokens([name for name in roles if name in vocabulary])
+    _add_tokens(tokenizer, folder, settings)
+    _add_template(tokenizer, settings)
     return tokenizer
 
 
+def _add_tokens(tokenizer: "tokenizers.Tokenizer", folder: Path, settings: FolderSettings) -> None:
+    """Adds the tokens that the folder has beside its vocabulary, with their ids."""
+    make = optional_dependencies.load("tokenizers").AddedToken
+    for index in sorted(settings.added):
+        token = dict(settings.added[index])
+        name = token.pop("content", None)
+        try:
+            add = tokenizer.add_special_tokens if token.get("special") else tokenizer.add_tokens
+            add([make(name, **token)])
+        except TypeError as error:
+            raise DataError(f"{folder}: the added token {index} is damaged: {error}") from error
+        if tokenizer.token_to_id(name) != index:
+            raise DataError(
+                f"{folder}: the added token {name!r} has the id {index}, but after the vocabulary "
+                f"it is {tokenizer.token_to_id(name)}: write tokenizer.json{_CONVERT}"
+            )
+
+
+def _add_template(tokenizer: "tokenizers.Tokenizer", settings: FolderSettings) -> None:
+    """Puts the special tokens around texts that tokenizers of this kind put there."""
+    wanted = settings.roles or {}
+    first, last = (
+        wanted.get(role) or find_role(role, tokenizer.get_vocab()) for role in ("bos", "eos")
+    )
+    if settings.kind != "RobertaTokenizer":
+        first = first if settings.option("add_bos_token", False) else None
+        last = last if settings.option("add_eos_token", False) else None
+    names = [name for name in (first, last) if name]
+    if names:
+        tokenizer.post_processor = optional_dependencies.load(
+            "tokenizers"
+        ).processors.TemplateProcessing(
+            single=[*([first] if first else []), "$A", *([last] if last else [])],
+            special_tokens=[(name, tokenizer.token_to_id(name)) for name in dict.fromkeys(names)],
+        )
+
+
 def _read_vocabulary(path: Path) -> dict[str, int]:
-    vocabulary = _read_object(path)
+    vocabulary = read_object(path)
     ids = vocabulary.values()
     if not all(type(i) is int for i in ids) or sorted(ids) != list(range(len(ids))):
         raise DataError(f"{path}: its {len(ids)} tokens must have the ids from 0, each once")
     return vocabulary
 
 
-def _read_object(path: Path) -> dict[str, Any]:
-    text = _read_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a whole JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: must hold a JSON object, got {type(content).__name__}")
-    return content
-
-
-def _read_bert(folder: Path) -> "tokenizers.Tokenizer":
+def _read_bert(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
     """WordPiece with one token per line; the line number is the id (Devlin et al. 2019, 3)."""
     library = optional_dependencies.load("tokenizers")
     options = {
-        "handle_chinese_chars": _read_option(folder, "tokenize_chinese_chars", True),
-        "strip_accents": _read_option(folder, "strip_accents", None),
-        "lowercase": _read_option(folder, "do_lower_case", True),
+        "handle_chinese_chars": settings.option("tokenize_chinese_chars", True),
+        "strip_accents": settings.option("strip_accents", None),
+        "lowercase": settings.option("do_lower_case", True),
     }
     path = folder / "vocab.txt"
     try:
         words = library.models.WordPiece.read_file(str(path))
         tokenizer = library.implementations.BertWordPieceTokenizer(words, **options)
-        return library.Tokenizer.from_str(tokenizer.to_str())
+        tokenizer = library.Tokenizer.from_str(tokenizer.to_str())
     except Exception as error:  # the library has no narrower class
         raise DataError(f"{path}: not BERT's vocabulary of one token a line: {error}") from error
+    _add_tokens(tokenizer, folder, settings)
+    return tokenizer
 
 
 def _read_marian(
-    folder: Path, side: Literal["source", "target"] = "source"
+    folder: Path, settings: FolderSettings, side: Literal["source", "target"] = "source"
 ) -> "tokenizers.Tokenizer":
     """The pieces of one side; both sides share the ids unless the target has a file of its own."""
-    separate = side == "target" and _read_option(folder, "separate_vocabs", False)
+    separate = side == "target" and settings.option("separate_vocabs", False)
     vocabulary = _read_vocabulary(folder / ("target_vocab.json" if separate else "vocab.json"))
-    return read_sentencepiece(folder / f"{side}.spm", vocabulary)
+    return _ending_in(read_sentencepiece(folder / f"{side}.spm", vocabulary), "</s>")
 
 
-def _read_t5(folder: Path) -> "tokenizers.Tokenizer":
+def _read_t5(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
     """The pieces, then `<extra_id_99>` to `<extra_id_0>` (Raffel et al. 2020, 3.1)."""
-    path = folder / "tokenizer_config.json"
-    count = _read_object(path).get("extra_ids", _EXTRA_IDS) if path.exists() else _EXTRA_IDS
+    count = settings.config.get("extra_ids", _EXTRA_IDS)
     if type(count) is not int or count < 0:
+        path = folder / "tokenizer_config.json"
         raise DataError(f"{path}: extra_ids must be a number from 0, got {count!r}")
     names = [f"<extra_id_{number}>" for number in reversed(range(count))]
-    return read_sentencepiece(folder / "spiece.model", extra_tokens=names)
+    return _ending_in(read_sentencepiece(folder / "spiece.model", extra_tokens=names), "</s>")
 
 
-def _read_option(folder: Path, name: str, default: bool | None) -> bool | None:
-    """The option `name` of tokenizer_config.json, or `default`."""
-    path = folder / "tokenizer_config.json"
-    value = _read_object(path).get(name, default) if path.exists() else default
-    if value is not default and not isinstance(value, bool):
-        raise DataError(f"{path}: {name} must be true or false, got {value!r}")
-    return value
+def _read_m2m100(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
+    """The pieces, then the languages in the order of `additional_special_tokens`."""
+    names = settings.more_special()
+    vocabulary = _read_vocabulary(folder / "vocab.json")
+    return read_sentencepiece(folder / _PIECES, vocabulary, names)
 
 
-TOKENIZER_FILES: Mapping[tuple[str, ...], Callable[[Path], "tokenizers.Tokenizer"]] = {
-    ("tokenizer.json",): lambda folder: _read_json(folder / "tokenizer.json"),
+def _ending_in(tokenizer: "tokenizers.Tokenizer", name: str) -> "tokenizers.Tokenizer":
+    """`tokenizer`, of whose texts each ends in the token `name`."""
+    processors = optional_dependencies.load("tokenizers").processors
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=["$A", name], special_tokens=[(name, tokenizer.token_to_id(name))]
+    )
+    return tokenizer
+
+
+_CONVERT = (
+    ", which transformers does: AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+)
+
+
+def _refuse(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
+    raise DataError(
+        f"{folder} has its tokenizer only in a model file of SentencePiece, which is read for T5, "
+        f"Marian and M2M100: give it a tokenizer.json{_CONVERT}"
+    )
+
+
+_PIECES = "sentencepiece.bpe.model"
+TOKENIZER_FILES: Mapping[
+    tuple[str, ...], Callable[[Path, FolderSettings], "tokenizers.Tokenizer"]
+] = {
+    ("tokenizer.json",): lambda folder, _: _read_json(folder / "tokenizer.json"),
     _MARIAN: _read_marian,
+    (_PIECES, "vocab.json"): _read_m2m100,
     ("vocab.json", "merges.txt"): _read_gpt2,
     ("vocab.txt",): _read_bert,
     ("spiece.model",): _read_t5,
+    ("tokenizer.model",): _refuse,
+    (_PIECES,): _refuse,
 }
 """The files of a tokenizer in a folder, and what reads them; the first complete set is read."""

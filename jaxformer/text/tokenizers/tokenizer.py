@@ -2,9 +2,10 @@
 
 import copy
 import hashlib
+import json
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.storage import replacing
+from jaxformer.text.tokenizers.languages import Languages, Template
 
 if TYPE_CHECKING:
     import tokenizers
@@ -44,6 +46,14 @@ class SpecialTokens(NamedTuple):
     """Stands for a token to predict."""
 
 
+_NOTHING = Template()
+
+# Where the list of added tokens begins in a tokenizer.json.
+_ADDED = '"added_tokens":'
+
+# T5's sentinels (Raffel et al. 2020, 3.1.4), which a text writes where a part of it is left out.
+_SENTINEL = re.compile(r"<extra_id_\d+>")
+
 # The names of each role in our vocabularies, BERT's, GPT-2's and SentencePiece's, in this order.
 ROLE_NAMES: dict[str, tuple[str, ...]] = {
     "pad": ("<pad>", "[PAD]"),
@@ -66,16 +76,42 @@ def all_special_ids(tokenizer: "tokenizers.Tokenizer") -> dict[str, int]:
     return {token.content: index for index, token in added.items() if token.special}
 
 
-def find_special_tokens(tokenizer: "tokenizers.Tokenizer") -> SpecialTokens:
-    """The ids of the special tokens that have a role."""
+def find_special_tokens(
+    tokenizer: "tokenizers.Tokenizer", roles: Mapping[str, str | None] | None = None
+) -> SpecialTokens:
+    """The ids of the special tokens that have a role.
+
+    `roles` names the token of each role; None: the one with a name of `ROLE_NAMES`.
+    """
     ids = all_special_ids(tokenizer)
-    return SpecialTokens(*(ids.get(find_role(role, ids) or "") for role in SpecialTokens._fields))
+    if roles is None:
+        roles = {role: find_role(role, ids) for role in SpecialTokens._fields}
+    return SpecialTokens(**{role: ids.get(name or "") for role, name in roles.items()})
+
+
+def find_template(tokenizer: "tokenizers.Tokenizer") -> Template | None:
+    """The special tokens that the tokenizer puts around a text; None: none."""
+    found = None
+    state = tokenizer.post_processor and json.loads(tokenizer.post_processor.__getstate__())
+    for step in [] if not state else state.get("processors", [state]):
+        if step["type"] == "TemplateProcessing":
+            ids = {name: token["ids"] for name, token in step["special_tokens"].items()}
+            places = [ids.get(each.get("SpecialToken", {}).get("id")) for each in step["single"]]
+            text = places.index(None)
+            found = Template(*(tuple(sum(x, [])) for x in (places[:text], places[text + 1 :])))
+        elif step["type"] in ("BertProcessing", "RobertaProcessing"):
+            found = Template((step["cls"][1],), (step["sep"][1],))
+    return found if found != _NOTHING else None
 
 
 class Tokenizer:
     """Converts text to a list of ids and back, with a tokenizer of the `tokenizers` library.
 
-    Attributes: `special`, the ids of the special tokens; `vocab_size`, the highest id plus one.
+    `roles` names the special token of each role, or None for a role without one, where a folder
+    says it; otherwise they are found by their names. `languages` are those of a translator's texts.
+
+    Attributes: `special`, the ids of the special tokens; `template`, those that it puts around a
+    text, None if it puts none; `vocab_size`, the highest id plus one.
 
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> ids = tokenizer.encode("a rose")
@@ -85,16 +121,30 @@ class Tokenizer:
     (264, 2)
     """
 
-    def __init__(self, tokenizer: "tokenizers.Tokenizer") -> None:
+    def __init__(
+        self,
+        tokenizer: "tokenizers.Tokenizer",
+        roles: Mapping[str, str | None] | None = None,
+        languages: Languages | None = None,
+    ) -> None:
         tokenizer = copy.deepcopy(tokenizer)
+        if roles is not None:  # `decode` leaves them out, as the folder's own tokenizer does
+            others = tokenizer.get_vocab().keys() - all_special_ids(tokenizer)
+            tokenizer.add_special_tokens([name for name in roles.values() if name in others])
         # Without this "<pad>" in a text would become id 0; tokenizer.json does not store it.
         tokenizer.encode_special_tokens = True
         # Truncation and padding may be stored in a file made elsewhere.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self.special: SpecialTokens = find_special_tokens(tokenizer)
+        self.roles, self.languages = roles, languages
+        self.special: SpecialTokens = find_special_tokens(tokenizer, roles)
+        self.template: Template | None = find_template(tokenizer)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
+        names = all_special_ids(tokenizer).items()
+        self._typed = {i for name, i in names if _SENTINEL.fullmatch(name)} | {self.special.mask}
+        # Made when a text has to be read with them: it takes seconds for a large vocabulary.
+        self._typed_tokenizer = None if self._typed & {*dict(names).values()} else tokenizer
         self._special_from_text: set[int] = set()
         self._vocabulary_only: dict[str, int] = {}
         if isinstance(tokenizer.model, optional_dependencies.load("tokenizers").models.Unigram):
@@ -146,10 +196,51 @@ class Tokenizer:
         if isinstance(lines, str | bytes):
             raise DataError("the texts are one string: for one text use encode, or give a list")
         lines = list(lines)
+        return self._encode(self._tokenizer, lines)
+
+    def encode_inputs(
+        self,
+        texts: Sequence[str],
+        default: Template = _NOTHING,
+        language: str | None = None,
+    ) -> list[list[int]]:
+        """The ids that a model reads for each text, as the folder's own tokenizer gives them.
+
+        They stand between the special tokens of the tokenizer's template, or of the `language` of
+        the texts (None: the folder's); of a tokenizer without either, between those of `default`.
+        The names of the mask and of T5's sentinels, which are meant to be typed, are these tokens;
+        the names of other special tokens are ordinary text. Raises `ConfigError` for an unknown
+        language.
+        """
+        first, last = self.template or default
+        if self.languages is not None:
+            first, last = self.languages.template(language)
+        elif language is not None:
+            raise ConfigError(
+                f"language={language!r}, but the folder's tokenizer does not mark the language of "
+                "a text: leave it out"
+            )
+        rows = self._encode(self._with_typed_tokens(), list(texts))
+        return [[*first, *row, *last] for row in rows]
+
+    def _with_typed_tokens(self) -> "tokenizers.Tokenizer":
+        """The library's tokenizer, to which the names of typed tokens in a text are tokens."""
+        if self._typed_tokenizer is None:
+            typed, (before, start, after) = self._typed, self._tokenizer.to_str().partition(_ADDED)
+            added, end = json.JSONDecoder().raw_decode(after)
+            for token in added:
+                token["special"] = token["special"] and token["id"] not in typed
+            text = before + start + json.dumps(added) + after[end:]
+            self._typed_tokenizer = type(self._tokenizer).from_str(text)
+            self._typed_tokenizer.encode_special_tokens = True
+        return self._typed_tokenizer
+
+    def _encode(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
+        kept = self._typed if tokenizer is self._typed_tokenizer else set()
         try:
-            rows = self._ids(lines)
+            rows = self._ids(tokenizer, lines)
             if self._special_from_text:
-                rows = [[i for index in row for i in self._spell_out(index)] for row in rows]
+                rows = [[i for x in row for i in self._spell_out(x, kept)] for row in rows]
         except TypeError as error:
             number, line = next((i, x) for i, x in enumerate(lines, 1) if not is_text(x))
             raise DataError(f"text {number} of {len(lines)}: {why_not_text(line)}") from error
@@ -193,12 +284,12 @@ class Tokenizer:
         with replacing(path) as unfinished:
             unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
 
-    def _ids(self, lines: list[str]) -> list[list[int]]:
+    def _ids(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
         """The ids of every line; pieces that only the vocabulary has are not unknown."""
         if not self._vocabulary_only:
-            encodings = self._tokenizer.encode_batch_fast(lines, add_special_tokens=False)
+            encodings = tokenizer.encode_batch_fast(lines, add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
-        encodings = self._tokenizer.encode_batch(lines, add_special_tokens=False)
+        encodings = tokenizer.encode_batch(lines, add_special_tokens=False)
         return [
             [
                 self._vocabulary_only.get(piece, index) if index == self.special.unk else index
@@ -207,9 +298,9 @@ class Tokenizer:
             for encoding in encodings
         ]
 
-    def _spell_out(self, index: int) -> list[int]:
-        """The id itself, or for a special token the ids of the characters of its name."""
-        if index not in self._special_from_text:
+    def _spell_out(self, index: int, kept: set[int]) -> list[int]:
+        """The id itself, or for a special token not `kept` the ids of its name's characters."""
+        if index in kept or index not in self._special_from_text:
             return [index]
         model = self._tokenizer.model
         return [piece.id for x in self.token(index) for piece in model.tokenize(x)]
@@ -223,21 +314,6 @@ def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
             f"{tokenizer.special}: train it with train_bpe, train_words or train_characters"
         )
     return tokenizer
-
-
-def mask_joins_spaces(words: Sequence[str], tokenizer: Tokenizer) -> tuple[bool, bool]:
-    """Whether the space before a mask, and the one after it, is no token of its own.
-
-    `words` show how the tokenizer treats spaces.
-    """
-    single, spaced, pairs = (
-        tokenizer.encode_batch([form.format(word) for word in words])
-        for form in ("{0}", " {0}", "{0} {0}")
-    )
-    # Both where tokens have no spaces; the one before where a token begins with its space.
-    apart = all(pair == ids * 2 for pair, ids in zip(pairs, single, strict=True))
-    joined = any(len(a) >= len(b) for a, b in zip(single, spaced, strict=True))
-    return apart or joined, apart
 
 
 def is_text(line: Any) -> bool:

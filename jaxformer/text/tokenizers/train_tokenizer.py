@@ -62,7 +62,7 @@ def train_bpe(
         tokenizer.normalizer = steps[0] if len(steps) == 1 else library.normalizers.Sequence(steps)
     trainer = library.trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=list(special_tokens),
+        special_tokens=_added(library, special_tokens, before=True, after=bool(prefix)),
         initial_alphabet=pieces.alphabet(),
         show_progress=False,
     )
@@ -99,7 +99,9 @@ def train_words(
     tokenizer.pre_tokenizer = library.pre_tokenizers.Split(" ", "merged_with_next")
     tokenizer.decoder = _join(library, library.decoders.Fuse())
     trainer = library.trainers.WordLevelTrainer(
-        vocab_size=vocab_size, special_tokens=list(special_tokens), show_progress=False
+        vocab_size=vocab_size,
+        special_tokens=_added(library, special_tokens, before=True, after=True),
+        show_progress=False,
     )
     tokenizer.train_from_iterator(_some_text(lines), trainer)
     return Tokenizer(tokenizer)
@@ -135,6 +137,15 @@ def _join(
 ) -> "tokenizers.decoders.Decoder":
     """Decodes by `pieces`, then removes the space that encoding put before the text."""
     return library.decoders.Sequence([pieces, library.decoders.Strip(" ", 1, 0)])
+
+
+def _added(
+    library: ModuleType, names: Sequence[str], *, before: bool, after: bool
+) -> list["tokenizers.AddedToken"]:
+    """Special tokens; a mask takes the spaces `before` and `after` it that no token needs."""
+    mask = find_role("mask", names)
+    spaces = {name: {"lstrip": before, "rstrip": after} if name == mask else {} for name in names}
+    return [library.AddedToken(name, special=True, **kept) for name, kept in spaces.items()]
 
 
 def _some_text(lines: Iterable[str]) -> Iterator[str]:
