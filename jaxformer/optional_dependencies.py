@@ -6,9 +6,9 @@ from types import ModuleType
 from jaxformer.errors import MissingExtra
 
 _EXTRAS = {
-    "torch": "peers",
+    "torch": "models",
     "torchmetrics": "peers",
-    "transformers": "peers",
+    "transformers": "models",
     "ctranslate2": "peers",
     "jupytext": "notebooks",
     "nbclient": "notebooks",

@@ -1,5 +1,6 @@
 """The vectors that a model gives to texts and their tokens."""
 
+import warnings
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
@@ -9,7 +10,7 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.errors import DataError
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
@@ -26,10 +27,14 @@ from jaxformer.pipelines.batching import (
     unwrapped,
 )
 from jaxformer.pretrained.loaded import Loaded
+from jaxformer.pretrained.sentence_modules import SentenceOptions
+from jaxformer.text.tokenizers import Tokenizer
+
+Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
 
 class TextEmbeddings(NamedTuple):
-    """The T tokens of a text and their vectors."""
+    """The T tokens of a text, its special tokens among them, and their vectors."""
 
     tokens: list[str]
     """The tokens as the vocabulary writes them."""
@@ -37,27 +42,57 @@ class TextEmbeddings(NamedTuple):
     """Each token's vector in the embedding table, the same in every text."""
     contextual: Float[np.ndarray, "T D"]
     """Each token's last hidden state, which depends on the text."""
-    mean: Float[np.ndarray, " D"]
-    """The mean of `contextual` over the tokens."""
+    vector: Float[np.ndarray, " D_out"]
+    """The text's vector, as `embed` gives it without `details`."""
 
 
 @overload
 def embed(
-    loaded: Loaded, texts: str | Texts, *, details: Literal[False] = ...
-) -> Float[np.ndarray, "*texts D"]: ...
+    loaded: Loaded,
+    texts: str | Texts,
+    *,
+    pooling: Pooling | None = ...,
+    prompt: str | None = ...,
+    details: Literal[False] = ...,
+) -> Float[np.ndarray, "*texts D_out"]: ...
 @overload
 def embed(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *, details: Literal[True]
+    loaded: Loaded,
+    texts: str,
+    *,
+    pooling: Pooling | None = ...,
+    prompt: str | None = ...,
+    details: Literal[True],
 ) -> TextEmbeddings: ...
 @overload
-def embed(loaded: Loaded, texts: Texts, *, details: Literal[True]) -> list[TextEmbeddings]: ...
-def embed(loaded: Loaded, texts: str | Texts, *, details: bool = False) -> Any:
-    """The vector [D] of the one text or the vectors [n, D] of n texts: means over their tokens.
+def embed(
+    loaded: Loaded,
+    texts: Texts,
+    *,
+    pooling: Pooling | None = ...,
+    prompt: str | None = ...,
+    details: Literal[True],
+) -> list[TextEmbeddings]: ...
+def embed(
+    loaded: Loaded,
+    texts: str | Texts,
+    *,
+    pooling: Pooling | None = None,
+    prompt: str | None = None,
+    details: bool = False,
+) -> Any:
+    """The vector [D] of the one text or the vectors [n, D] of n texts.
 
-    With `details` the learned and the contextual vectors of each text's tokens. An encoder reads
-    each text between BOS and EOS; their vectors are left out. Raises `DataError` for no text, a
-    text without tokens or with more than `max_len`, `ConfigError` for another model and for a
-    tokenizer that does not fit it.
+    A folder of sentence-transformers (with modules.json) gives that library's vectors: its pooling,
+    dense layers and division by the length, its `prompt` by name before each text, and only the
+    first `max_seq_length` tokens of a long text, with a warning. Of another model a text's vector
+    is the mean of those of its tokens, special tokens among them, or what `pooling` says, by
+    sentence-transformers' names: the first token (cls), the last one, the largest numbers, ...
+
+    With `details` also the learned and the contextual vectors of each text's tokens. Raises
+    `DataError` for no text, a text without tokens or with more than `max_len`, `ConfigError` for
+    another model, for a tokenizer that does not fit it, for an unknown prompt and for modules that
+    are not supported.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10)
@@ -76,43 +111,108 @@ def embed(loaded: Loaded, texts: str | Texts, *, details: bool = False) -> Any:
     False
     """
     lines, tokenizer, _ = check_inputs(loaded, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)
-    check_texts(lines)
-    model, params = loaded.model, loaded.params
-    bare = tokenizer.encode_batch(lines)
-    for number, ids in enumerate(bare, 1):
-        if not ids:
-            raise DataError(f"text {number} of {len(lines)} has no tokens: give it some text")
-    causal = isinstance(unwrapped(model), DecoderOnly)
-    whole = bare if causal else [add_special_tokens(ids, tokenizer) for ids in bare]
-    first = 0 if causal or tokenizer.special.bos is None else 1
-    check_lengths(whole, model.config.max_len)
-    results: dict[int, TextEmbeddings] = {}
-    for chosen, size in group_by_length([len(ids) for ids in whole], model.config.max_len):
+    asked = {"pooling": pooling and (pooling,), "prompt": prompt}
+    changes = {name: value for name, value in asked.items() if value is not None}
+    (options,) = loaded.choose_settings((), changes, SentenceOptions)
+    model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
+    special = not isinstance(unwrapped(model), DecoderOnly)
+    rows, skipped = _input_ids(check_texts(lines), tokenizer, options, special)
+    check_lengths(rows, max_len)
+    static = {"pooling": options.pooling, "details": details}
+    pooled: list[Any] = [None] * len(rows)
+    of_tokens: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    for chosen, size in group_by_length([len(ids) for ids in rows], max_len):
         batch = next_power_of_two(len(chosen))
-        tokens, padding_mask = pad_with_mask([whole[i] for i in chosen], batch, size)
-        run = compile_for(params, _vectors, model, tokens, padding_mask)
-        learned, contextual = run(tokens, padding_mask)
+        tokens, real = pad_with_mask([rows[i] for i in chosen], batch, size)
+        arrays = tokens, real, real & (np.arange(size) >= skipped)
+        vectors, *both = compile_for(params, _vectors, model, *arrays, **static)(*arrays)
         for row, i in enumerate(chosen):
-            inner = slice(first, first + len(bare[i]))
-            names, states = [tokenizer.token(x) for x in bare[i]], contextual[row, inner]
-            results[i] = TextEmbeddings(names, learned[row, inner], states, states.mean(axis=0))
-    embeddings = [results[i] for i in range(len(lines))]
-    if details:
-        return as_given(texts, embeddings)
-    return as_given(texts, np.stack([text.mean for text in embeddings]))
+            pooled[i] = vectors[row]
+            of_tokens[i] = tuple(leaf[row, : len(rows[i])] for leaf in both)
+    vectors = np.stack(pooled)
+    for layer in options.layers:
+        vectors = layer(vectors)
+    if not details:
+        return as_given(texts, vectors)
+    results = []
+    for i, ids in enumerate(rows):
+        names = [tokenizer.token(index) for index in ids]
+        results.append(TextEmbeddings(names, *of_tokens[i], vectors[i]))
+    return as_given(texts, results)
 
 
-@partial(jax.jit, static_argnames="model")
+def _input_ids(
+    lines: list[str], tokenizer: Tokenizer, options: SentenceOptions, special: bool
+) -> tuple[list[list[int]], int]:
+    """The ids that the model reads of each line, and how many first ones are not pooled."""
+    before = ""
+    if options.prompt is not None:
+        if options.prompt not in options.prompts:
+            known = ", ".join(options.prompts) or "none: write it before each text"
+            raise ConfigError(f"prompt={options.prompt!r}, but the folder's prompts are {known}")
+        before = options.prompts[options.prompt]
+    texts = [before + line for line in lines]
+    if options.lowercase:  # each character alone, as the library tokenizers does
+        texts = ["".join(map(str.lower, text)) for text in texts]
+    around = add_special_tokens([], tokenizer) if special else []
+    rows = tokenizer.encode_batch(texts)
+    most = None if options.max_tokens is None else max(options.max_tokens - len(around), 0)
+    long = sum(len(ids) > most for ids in rows) if most is not None else 0
+    if long:
+        warnings.warn(
+            f"{long} of {len(rows)} texts have more than the {options.max_tokens} tokens that the "
+            "folder's max_seq_length allows: the rest of them is not read",
+            stacklevel=3,
+        )
+    rows = [add_special_tokens(ids[:most], tokenizer) if special else ids[:most] for ids in rows]
+    for number, ids in enumerate(rows, 1):
+        if not ids:
+            raise DataError(f"text {number} of {len(rows)} has no tokens: give it some text")
+    if options.pools_prompt or not before:
+        return rows, 0
+    return rows, len(tokenizer.encode(before)) + (special and tokenizer.special.bos is not None)
+
+
+@partial(jax.jit, static_argnames=("model", "pooling", "details"))
 def _vectors(
-    model: nn.Module, params: Any, tokens: Int[Array, "B T"], padding_mask: Bool[Array, "B T"]
-) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
-    """The learned and the contextual vectors, float32."""
+    model: nn.Module,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    real: Bool[Array, "B T"],
+    counted: Bool[Array, "B T"],
+    *,
+    pooling: tuple[str, ...],
+    details: bool,
+) -> tuple[Float[Array, "..."], ...]:
+    """The pooled vectors; with `details` the learned and the contextual ones of tokens; float32."""
 
     def read(module):
         if isinstance(module, DecoderOnly):
             return module.embedding(tokens), module.hidden(tokens)
         encoder = module.encoder if isinstance(module, MaskedLanguageModel) else module
-        return encoder.embedding(tokens), encoder(tokens, padding_mask).hidden
+        return encoder.embedding(tokens), encoder(tokens, real).hidden
 
     vectors = model.apply({"params": params}, method=read)
-    return jax.tree.map(lambda leaf: leaf.astype(jnp.float32), vectors)
+    learned, hidden = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), vectors)
+    pooled = jnp.concatenate([_pool(hidden, counted, mode) for mode in pooling], axis=-1)
+    return (pooled, learned, hidden) if details else (pooled,)
+
+
+def _pool(
+    hidden: Float[Array, "B T D"], counted: Bool[Array, "B T"], mode: str
+) -> Float[Array, "B D"]:
+    """One vector of those that are `counted`, as sentence-transformers' module Pooling does."""
+    length = counted.shape[1]
+    if mode in ("cls", "lasttoken"):
+        first = jnp.argmax(counted, axis=1)
+        last = length - 1 - jnp.argmax(counted[:, ::-1], axis=1)
+        place = first if mode == "cls" else last
+        return jnp.take_along_axis(hidden, place[:, None, None], axis=1)[:, 0]
+    if mode == "max":
+        return jnp.max(jnp.where(counted[..., None], hidden, -jnp.inf), axis=1)
+    weights = counted.astype(jnp.float32)
+    if mode == "weightedmean":
+        weights *= jnp.arange(1, length + 1)[None]
+    total = jnp.einsum("bt,btd->bd", weights, jnp.where(counted[..., None], hidden, 0.0))
+    count = jnp.maximum(jnp.sum(weights, axis=1, keepdims=True), 1e-9)
+    return total / (jnp.sqrt(count) if mode == "mean_sqrt_len_tokens" else count)

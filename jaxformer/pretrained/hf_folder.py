@@ -4,7 +4,7 @@ import json
 import os
 import re
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,8 @@ from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
 from jaxformer.pretrained.weight_map import Shape
 from jaxformer.storage import to_path
+
+_Json = TypeVar("_Json", dict[str, Any], list[Any])
 
 _CHUNK = 2**16
 _TYPES = {"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32}
@@ -46,16 +48,17 @@ def locate(name: str | os.PathLike[str]) -> Path:
         ) from error
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in the JSON file `path`; `DataError` for a file without a JSON object."""
+def read_json(path: Path, kind: type[_Json] = dict) -> _Json:
+    """The object in the JSON file `path`; `DataError` for a file without a value of `kind`."""
     try:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: not a whole JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: must hold an object, got {type(content).__name__}")
+    if not isinstance(content, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise DataError(f"{path}: must hold {wanted}, got {type(content).__name__}")
     return content
 
 

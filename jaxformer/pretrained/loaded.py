@@ -9,9 +9,10 @@ import jax
 from jaxformer.config import from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained.sentence_modules import SentenceOptions
 from jaxformer.text.tokenizers import Tokenizer
 
-Setting = SearchConfig | TranslationOptions | SamplingConfig | CompletionOptions
+Setting = SearchConfig | TranslationOptions | SamplingConfig | CompletionOptions | SentenceOptions
 
 # The names in a run's config.json.
 _RUN_SETTINGS: dict[str, type[Any]] = {
@@ -45,8 +46,8 @@ class Loaded:
     """The tokenizer of the (source) text; None where the folder has none."""
     target_tokenizer: Tokenizer | None = None
     """The tokenizer of the target text; None: that of the source."""
-    settings: tuple[Setting, ...] | Callable[[], tuple[Setting, ...]] = ()
-    """The defaults of `translate` and `complete`, or a function that reads them when they are
+    settings: tuple[Setting, ...] | Callable[[tuple[type, ...]], tuple[Setting, ...]] = ()
+    """The defaults of the pipelines, or a function that reads those of some classes when they are
     needed: a folder whose settings are not supported can still be loaded."""
 
     def __repr__(self) -> str:
@@ -78,7 +79,7 @@ class Loaded:
             )
         defaults: tuple[Setting, ...] = ()
         if len(given) < len(kinds):
-            defaults = self.settings() if callable(self.settings) else self.settings
+            defaults = self.settings(kinds) if callable(self.settings) else self.settings
         chosen = []
         for kind in kinds:
             value = next((x for x in (*given, *defaults) if isinstance(x, kind)), kind())
@@ -87,10 +88,10 @@ class Loaded:
         return chosen
 
 
-def run_settings(config: Mapping[str, Any]) -> tuple[Setting, ...]:
-    """The settings of decoding in a run's config.json."""
+def run_settings(config: Mapping[str, Any], kinds: tuple[type, ...]) -> tuple[Setting, ...]:
+    """The settings of `kinds` in a run's config.json."""
     settings = []
     for name, kind in _RUN_SETTINGS.items():
-        if config.get(name):
+        if kind in kinds and config.get(name):
             settings.append(from_plain(kind, config[name], f"config.json: {name}"))
     return tuple(settings)

@@ -40,6 +40,7 @@ from jaxformer.pretrained.model_specs import (
     make_model,
     param_shapes,
 )
+from jaxformer.pretrained.sentence_modules import SentenceOptions, load_sentence_options
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.storage import to_local_path, to_path
 from jaxformer.text import tokenizers
@@ -120,7 +121,11 @@ def _load(
     return _loaded(source, loaded, spec.config)
 
 
-def _folder_settings(folder: Path, model: nn.Module) -> tuple[Setting, ...]:
+def _folder_settings(
+    folder: Path, model: nn.Module, kinds: tuple[type, ...]
+) -> tuple[Setting, ...]:
+    if SentenceOptions in kinds:
+        return (load_sentence_options(folder, model.config.max_len),)
     if isinstance(model, EncoderDecoder):
         return load_generation_config(folder)
     is_decoder = isinstance(model, DecoderOnly)

@@ -61,7 +61,7 @@ def test_one_text_gives_its_result_and_a_list_of_one_the_list_of_it(systems, nam
         jf.translate: lambda: whole[0].text,
         jf.complete: lambda: whole.text,
         jf.score: lambda: -whole.nats,
-        jf.embed: lambda: whole.mean,
+        jf.embed: lambda: whole.vector,
         jf.fill_mask: lambda: line.replace("<mask>", whole[0][0].text),
     }
     np.testing.assert_array_equal(brief[use](), alone)

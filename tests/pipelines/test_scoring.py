@@ -210,43 +210,58 @@ def any_model(request, random_params):
 
 def test_a_word_in_two_sentences_has_one_learned_and_two_contextual_vectors(any_model, words):
     lends, leaves = embed(Loaded(*any_model, words), SENTENCES[:2], details=True)
-    assert lends.tokens == [" the", " bank", " lends", " money"] and leaves.tokens[5] == " bank"
-    assert np.array_equal(lends.learned[1], leaves.learned[5])
-    assert np.abs(lends.contextual[1] - leaves.contextual[5]).max() > 0.1
+    causal = isinstance(any_model[0], DecoderOnly)
+    names = [" the", " bank", " lends", " money"]
+    assert lends.tokens == (names if causal else ["<bos>", *names, "<eos>"])
+    one, other = lends.tokens.index(" bank"), leaves.tokens.index(" bank")
+    assert np.array_equal(lends.learned[one], leaves.learned[other])
+    assert np.abs(lends.contextual[one] - leaves.contextual[other]).max() > 0.1
     assert not np.array_equal(lends.learned[0], lends.learned[1])
 
 
-def test_vectors_are_the_models_own_and_their_mean(any_model, words, assert_equal):
+def test_vectors_are_the_models_own_and_that_of_a_text_their_mean(any_model, words, assert_equal):
     model, params = any_model
     causal = isinstance(model, DecoderOnly)
+    texts = SENTENCES if causal else [*SENTENCES, ""]
     for text, found in zip(
-        SENTENCES, embed(Loaded(*any_model, words), SENTENCES, details=True), strict=True
+        texts, embed(Loaded(*any_model, words), texts, details=True), strict=True
     ):
         ids = words.encode(text)
         if causal:
             (expected,) = jax.device_get(run(model, params, np.array([ids]), method="hidden"))
         else:
-            whole = np.array([[words.special.bos, *ids, words.special.eos]])
+            ids = [words.special.bos, *ids, words.special.eos]
             method = "encode" if isinstance(model, MaskedLanguageModel) else None
-            expected = jax.device_get(run(model, params, whole, method=method)).hidden[0, 1:-1]
+            output = run(model, params, np.array([ids]), method=method)
+            (expected,) = jax.device_get(output).hidden
         assert_equal(found.contextual, expected)
-        assert_equal(found.mean, np.mean(expected, axis=0))
+        assert_equal(found.vector, np.mean(expected, axis=0))
         tree = params["encoder"] if isinstance(model, MaskedLanguageModel) else params
         rows = tree["embedding"]["table"][np.array(ids)]
         assert_equal(found.learned, rows * math.sqrt(14))
         assert found.learned.dtype == found.contextual.dtype == np.float32
         assert found.tokens == [words.token(i) for i in ids]
+    loaded = Loaded(*any_model, words)
+    for mode, i in (("cls", 0), ("lasttoken", -1)):
+        assert_equal(
+            embed(loaded, texts, pooling=mode)[1],
+            embed(loaded, texts[1], details=True).contextual[i],
+        )
 
 
 def test_a_text_that_has_no_vectors_is_refused(masked, decoder, words):
     with pytest.raises(DataError, match="text 2 of 2 has no tokens: give it some text"):
-        embed(Loaded(*masked, words), ["boat", " "], details=True)
+        embed(Loaded(*decoder, words), ["boat", " "])
     with pytest.raises(
         DataError,
         match="texts are longer than max_len=23 tokens, the first is text 1 with 24",
     ):
-        embed(Loaded(*masked, words), ["boat " * 22], details=True)
+        embed(Loaded(*masked, words), ["boat " * 22])
     assert len(embed(Loaded(*decoder, words), ["boat " * 23], details=True)[0].tokens) == 23
+    with pytest.raises(ConfigError, match="pooling='first', but it must be one of cls, max, mean"):
+        embed(Loaded(*masked, words), "boat", pooling="first")
+    with pytest.raises(ConfigError, match="prompt='query', but the folder's prompts are none"):
+        embed(Loaded(*masked, words), "boat", prompt="query")
 
 
 def test_a_patched_model_scores_and_embeds_as_the_model_without_its_head(decoder, words):
