@@ -84,9 +84,10 @@ class DistanceBias(PositionScheme):
         return {"table": (nn.initializers.zeros, (num_heads, self.max_distance + 1))}
 
     def bias(self, at: Places, params: Any) -> jax.Array:
-        """The bias [1, N, T, S] of the distances between queries and keys."""
-        distance = jnp.abs(at.distances())
-        return jnp.take(params["table"], jnp.minimum(distance, self.max_distance), axis=1)[None]
+        """The bias [_, N, T, S] of the distances between queries and keys, of all texts or each."""
+        distance = jnp.minimum(jnp.abs(at.distances()), self.max_distance)
+        distance = distance.reshape(-1, *distance.shape[-2:])
+        return jnp.swapaxes(jnp.take(params["table"], distance, axis=1), 0, 1)
 
 
 class ParallelBlock(nn.Module):

@@ -1,6 +1,7 @@
 """The programs of a language model that `experiments.plan` compiles, and the FLOPs of a step."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,10 +13,10 @@ from experiments.language_modelling.init_from_pretrained import with_pretrained_
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
-from jaxformer.decoding import Prompts
 from jaxformer.distributed import Strategy
-from jaxformer.pipelines.batching import prefix_length, sliding_round
-from jaxformer.pipelines.continuation import Round, continue_ids
+from jaxformer.pipelines.batching import BATCH_SIZE
+from jaxformer.pipelines.completion import begin_rows, continue_texts, text_size
+from jaxformer.pipelines.rows import num_rows, state_shapes
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
 _PROMPT = 17
@@ -76,27 +77,14 @@ def others(
 def _lower_sampling(
     config: LanguageConfig, texts: int, model: Any, devices: Strategy, params: Any
 ) -> jax.stages.Lowered:
-    """Lowers the continuation of `texts` prompts, or a round of it where their contexts slide."""
-    prompt, length = _PROMPT, config.sampling.max_new_tokens
-    max_len = config.model.max_len
-    if prompt + length > max_len:
-        prompt, length = sliding_round(max_len)
-    before = prefix_length(prompt, length, max_len)
-    zeros = np.zeros(texts, np.int32)
-    tokens = np.zeros((texts, before + 1), np.int32)
-    prompts = Prompts(zeros, zeros, zeros, step_offset=np.int32(0))
-    inputs = Round(tokens, zeros, prompts, jax.random.key(0), None)
+    """Lowers the continuation of `texts` prompts that are read."""
+    size = min(text_size(_PROMPT + config.sampling.max_new_tokens), config.model.max_len)
+    rows = num_rows(texts, BATCH_SIZE, devices.mesh.shape["data"])
+    sampling = replace(config.sampling, max_new_tokens=size)
+    begin = partial(begin_rows, model, rows=rows, config=sampling, cache_length=size)
+    state, number = state_shapes(devices, rows, begin, params), np.int32(1)
     with devices.active():
-        return continue_ids.lower(
-            model,
-            params,
-            devices.abstract_divided(inputs, ("data",)),
-            config=config.sampling,
-            eos=(),
-            length=length,
-            known=config.model.vocab_size,
-            chunk=config.completion.prefill_chunk,
-        )
+        return continue_texts.lower(model, params, state, np.zeros(rows, bool), number, number)
 
 
 TRAINING = PlannedTraining(

@@ -86,8 +86,8 @@ class Places(NamedTuple):
 
     positions: TokenPositions
     """The position of each token in its text, below `max_len` or, by default, S."""
-    queries: Num[Array, " T"]
-    """The place of each token among the S keys 0, 1, ..."""
+    queries: Num[Array, " T"] | Num[Array, "B T"]
+    """The place of each token among the S keys 0, 1, ..., the same in all texts or of each."""
     length: int
     """S."""
     num_heads: int = 1
@@ -95,9 +95,10 @@ class Places(NamedTuple):
     """Keys after the query are masked."""
     max_len: int | None = None
 
-    def distances(self) -> Num[Array, "T S"]:
+    def distances(self) -> Num[Array, "*B T S"]:
         """The place of each query minus that of each key."""
-        return self.queries[:, None] - jnp.arange(self.length)[None, :]
+        keys = jnp.arange(self.length)
+        return self.queries[..., None] - keys.reshape((1,) * self.queries.ndim + (-1,))
 
 
 @dataclass(frozen=True)
@@ -131,8 +132,8 @@ class PositionScheme(Part):
         """The rotation of the queries and keys of all blocks; None rotates nothing."""
         return None
 
-    def bias(self, at: Places, params: Params) -> Float[Array, "1 N T S"] | None:
-        """The bias of all attention logits; None adds nothing."""
+    def bias(self, at: Places, params: Params) -> Float[Array, "_ N T S"] | None:
+        """The bias of all attention logits, [1, N, T, S] or one of each text; None adds nothing."""
         return None
 
 
@@ -249,10 +250,11 @@ class Alibi(PositionScheme):
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Alibi())
     """
 
-    def bias(self, at: Places, params: Params) -> Float[Array, "1 N T S"]:
+    def bias(self, at: Places, params: Params) -> Float[Array, "_ N T S"]:
         """-slope * |query position - key position|."""
         distance = jnp.abs(at.distances()).astype(jnp.float32)
-        return -jnp.asarray(alibi_slopes(at.num_heads))[None, :, None, None] * distance[None, None]
+        distance = distance.reshape(-1, 1, *distance.shape[-2:])
+        return -jnp.asarray(alibi_slopes(at.num_heads))[None, :, None, None] * distance
 
 
 @dataclass(frozen=True)
@@ -281,10 +283,12 @@ class Relative(PositionScheme):
         """The number of each bucket and head."""
         return {"relative_bias": (table_init, (self.buckets, num_heads))}
 
-    def bias(self, at: Places, params: Params) -> Float[Array, "1 N T S"]:
+    def bias(self, at: Places, params: Params) -> Float[Array, "_ N T S"]:
         """The numbers of the buckets of the distances."""
-        bucket = relative_buckets(at.distances(), self.buckets, self.max_distance, at.causal)
-        return jnp.moveaxis(jnp.take(params["relative_bias"], bucket, axis=0), -1, 0)[None]
+        distances = at.distances()
+        distances = distances.reshape(-1, *distances.shape[-2:])
+        bucket = relative_buckets(distances, self.buckets, self.max_distance, at.causal)
+        return jnp.moveaxis(jnp.take(params["relative_bias"], bucket, axis=0), -1, 1)
 
 
 Positions = NoPositions | Sinusoidal | Learned | Rotary | Alibi | Relative
@@ -304,8 +308,8 @@ def alibi_slopes(num_heads: int) -> Float[np.ndarray, " N"]:
 
 
 def relative_buckets(
-    distances: Int[Array, "T S"], buckets: int, max_distance: int, causal: bool
-) -> Int[Array, "T S"]:
+    distances: Int[Array, "*B T S"], buckets: int, max_distance: int, causal: bool
+) -> Int[Array, "*B T S"]:
     """The bucket of each distance from a key to a later query, negative where the key is later.
 
     The first half of the buckets hold one distance each, the widths of the others grow with the

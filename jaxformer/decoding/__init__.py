@@ -4,62 +4,62 @@ A step is `step(tokens [B, W], cache) -> (logits [B, W, V], cache)` with W hypot
 the cache has a method `reorder_beams(parents [B, W]) -> cache`.
 """
 
-from jaxformer.decoding.beam_search import (
-    LengthPenalty,
-    beam_search,
-    gnmt_length_penalty,
-    power_length_penalty,
-)
-from jaxformer.decoding.hypotheses import Hypotheses, Step
+from jaxformer.decoding.beam_search import BeamState, beam_more, beam_search, begin_beams
+from jaxformer.decoding.hypotheses import Hypotheses, Step, put_rows, take_rows
 from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
     force_token_at,
-    make_processors,
-    min_new_tokens,
     no_repeat_ngram,
     renormalize,
     repetition_penalty,
     suppress_tokens,
 )
-from jaxformer.decoding.queue import Queue
-from jaxformer.decoding.sampling import Prompts, Sampler, StopFn, greedy, make_sampler, sample
+from jaxformer.decoding.sampling import (
+    Prompts,
+    Sampler,
+    SampleState,
+    begin_sampling,
+    greedy,
+    make_sampler,
+    sample,
+    sample_more,
+)
 from jaxformer.decoding.settings import (
     CompletionOptions,
     LogitsConfig,
-    SamplerConfig,
     SamplingConfig,
     SearchConfig,
     TranslationOptions,
 )
 
 __all__ = [
+    "BeamState",
     "CompletionOptions",
     "DecodeHistory",
     "Hypotheses",
-    "LengthPenalty",
     "LogitsConfig",
     "LogitsProcessor",
     "Prompts",
-    "Queue",
+    "SampleState",
     "Sampler",
-    "SamplerConfig",
     "SamplingConfig",
     "SearchConfig",
     "Step",
-    "StopFn",
     "TranslationOptions",
+    "beam_more",
     "beam_search",
+    "begin_beams",
+    "begin_sampling",
     "force_token_at",
-    "gnmt_length_penalty",
     "greedy",
-    "make_processors",
     "make_sampler",
-    "min_new_tokens",
     "no_repeat_ngram",
-    "power_length_penalty",
+    "put_rows",
     "renormalize",
     "repetition_penalty",
     "sample",
+    "sample_more",
     "suppress_tokens",
+    "take_rows",
 ]

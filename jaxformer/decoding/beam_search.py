@@ -1,13 +1,13 @@
 """Beam search (Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7)."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from operator import attrgetter
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
+from flax import struct
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
@@ -15,39 +15,45 @@ from jaxformer.decoding.hypotheses import (
     AnyArray,
     Hypotheses,
     Step,
+    advance_until,
     append_tokens,
     check_batch,
     check_logits,
-    compile_once,
+    check_room,
     empty_hypotheses,
     gather_beams,
     is_among,
+    largest,
+    row_values,
 )
 from jaxformer.decoding.logits_processors import (
     LogitsProcessor,
     apply_all,
-    make_processors,
+    forbid_eos,
+    force_token_at,
+    make_constraints,
+    penalize,
     renormalize,
 )
-from jaxformer.decoding.queue import run_to_end
 from jaxformer.decoding.settings import SearchConfig
 from jaxformer.ops.top_k import top_k
 
-LengthPenalty = Callable[[Float[Array, "..."], Float[Array, "..."]], Float[Array, "..."]]
-"""length_penalty_fn(log_prob, length) -> score; `length` counts EOS."""
+VALUES = ("length_penalty", "min_new_tokens", "repetition_penalty")
+"""The fields of `SearchConfig` that each sentence of a batch may have its own values of."""
 
 
-def gnmt_length_penalty(exponent: float) -> LengthPenalty:
-    """score = log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14)."""
-    return lambda log_prob, length: log_prob / ((5.0 + length) / 6.0) ** exponent
+def length_penalty(
+    kind: str,
+    exponent: Float[Array, "..."],
+    log_prob: Float[Array, "..."],
+    length: Float[Array, "..."],
+) -> Float[Array, "..."]:
+    """The score of hypotheses of `length` tokens, EOS included.
 
-
-def power_length_penalty(exponent: float) -> LengthPenalty:
-    """score = log p / length^exponent: with 0 the log-probability, with 1 its mean."""
-    return lambda log_prob, length: log_prob / length**exponent
-
-
-_LENGTH_PENALTIES = {"gnmt": gnmt_length_penalty, "power": power_length_penalty}
+    gnmt: log p / ((5 + length) / 6)^exponent (Wu et al. 2016, equation 14). power: log p /
+    length^exponent, with exponent 0 the log-probability, with 1 its mean.
+    """
+    return log_prob / ((5.0 + length) / 6.0 if kind == "gnmt" else length) ** exponent
 
 
 def beam_search(
@@ -58,21 +64,19 @@ def beam_search(
     config: SearchConfig = SearchConfig(),
     *,
     logits_processors: Sequence[LogitsProcessor] = (),
-    length_penalty_fn: LengthPenalty | None = None,
 ) -> Hypotheses:
     """The `config.beam_size` best continuations that the search finds for each sentence.
 
     `bos`: the token before each continuation. `max_new_tokens`: the most tokens of each, at most
     `config.max_new_tokens`; below 1 there is none. The size L of the result is
     `config.max_new_tokens`, or else the largest of `max_new_tokens`. `cache` must have a method
-    `reorder_beams(parents [B, W])` that returns a cache, or be a `Queue` of the B sentences. A
-    sentence's result depends neither on the other sentences nor on L.
+    `reorder_beams(parents [B, W])` that returns a cache. A sentence's result depends neither on the
+    other sentences nor on L.
 
     `logits_processors` change the log-probabilities, and so the scores, after those of `config`.
-    `length_penalty_fn` replaces the length penalty of `config`. An eager call compiles the search
-    once if `step` is from `make_step_fn`, and at every call otherwise: call it inside `jax.jit`.
+    Scores are NaN where the logits are. An eager call compiles its loop: call it inside `jax.jit`.
 
-    Raises `ValueError` for shapes that do not fit.
+    Raises `ValueError` for shapes that do not fit, and for a cache with room for fewer tokens.
 
     >>> from typing import NamedTuple
     >>> class NoCache(NamedTuple):
@@ -89,147 +93,198 @@ def beam_search(
     >>> [round(p, 4) for p in jnp.exp(best.scores[0]).tolist()]  # 0.4, and 0.6 x 0.4
     [0.4, 0.24]
     """
+    config = replace(config, max_new_tokens=_size(bos, max_new_tokens, config))
+    most = config.max_new_tokens
+    if not isinstance(max_new_tokens, Tracer):
+        most = min(most, largest(max_new_tokens))
+    check_room(cache, most)
+    options = {"logits_processors": logits_processors}
+    state = begin_beams(cache, bos, max_new_tokens, config, **options)
+    return beam_more(step, state, config.max_new_tokens).finished
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Static arguments."""
+
+    config: SearchConfig  # without VALUES
+    logits_processors: tuple[LogitsProcessor, ...]
+
+
+class BeamState(struct.PyTreeNode):
+    """B sentences in the middle of their search: `begin_beams` makes it, `beam_more` goes on.
+
+    `values` are the sentences' own settings, by the name of the field (`VALUES`). `lengths` says
+    how many tokens are written, at most `limits`. `live` are the unfinished hypotheses, unordered,
+    with log-probabilities as scores; `finished` is the result.
+    """
+
+    cache: Any
+    values: dict[str, Shaped[Array, " B"]]
+    limits: Int[Array, " B"]
+    lengths: Int[Array, " B"]
+    stopped: Bool[Array, " B"]
+    bos: Int[Array, "B W"]
+    last: Int[Array, "B W"]
+    live: Hypotheses
+    finished: Hypotheses
+    rules: Any = struct.field(pytree_node=False)
+
+
+def begin_beams(
+    cache: Any,
+    bos: Int[AnyArray, " B"],
+    max_new_tokens: Int[AnyArray, " B"],
+    config: SearchConfig,
+    *,
+    values: Mapping[str, Shaped[AnyArray, " B"]] | None = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
+) -> BeamState:
+    """The state of `beam_search` before its first token; its arguments are those of `beam_search`.
+
+    `values` are the sentences' own settings, by the name of the field (`VALUES`); None: those of
+    `config`. States of one program differ in them, and have equal other settings.
+    """
+    batch, size, width = len(bos), _size(bos, max_new_tokens, config), config.beam_size
+    none = empty_hypotheses(batch, width, size)
+    first = jnp.broadcast_to(jnp.asarray(bos, jnp.int32)[:, None], (batch, width))
+    limits = jnp.minimum(jnp.asarray(max_new_tokens, jnp.int32), size)
+    defaults = {name: getattr(SearchConfig, name) for name in VALUES}
+    config_values = row_values(config, VALUES, batch)
+    return BeamState(
+        cache=cache,
+        values=config_values if values is None else dict(values),
+        limits=limits,
+        lengths=jnp.zeros_like(limits),
+        stopped=limits < 1,
+        bos=first,
+        last=first,
+        live=none._replace(scores=none.scores.at[:, 0].set(0.0)),
+        finished=none,
+        rules=_Rules(replace(config, max_new_tokens=None, **defaults), tuple(logits_processors)),
+    )
+
+
+def beam_more(
+    step: Step, state: BeamState, n: Int[Array, ""] | int, ended: Int[Array, ""] | int | None = None
+) -> BeamState:
+    """`state` after up to `n` more tokens of each sentence.
+
+    It returns as soon as the searches of `ended` of the B sentences have stopped; None: when all
+    have.
+    """
+    return advance_until(lambda state: _advance(step, state), state, n, ended)
+
+
+def _size(
+    bos: Int[AnyArray, " B"], max_new_tokens: Int[AnyArray, " B"], config: SearchConfig
+) -> int:
+    """L; `ValueError` for shapes that do not fit."""
     if bos.ndim != 1 or max_new_tokens.shape != bos.shape:
         raise ValueError(
             f"bos has shape {bos.shape} and max_new_tokens has shape {max_new_tokens.shape}, but "
             "both must be [B]: give one token and one length per sentence"
         )
     check_batch(bos)
-    if config.max_new_tokens is None:
-        if isinstance(max_new_tokens, Tracer):
-            raise ValueError(
-                "max_new_tokens is traced, so the size of the result is unknown: give "
-                "SearchConfig(max_new_tokens=...)"
-            )
-        longest = max(1, config.min_new_tokens, int(np.max(max_new_tokens, initial=0)))
-        config = replace(config, max_new_tokens=longest)
-    return _search(
-        step,
-        cache,
-        bos,
-        max_new_tokens,
-        config=config,
-        logits_processors=tuple(logits_processors),
-        length_penalty_fn=length_penalty_fn,
+    if config.max_new_tokens is not None:
+        return config.max_new_tokens
+    if isinstance(max_new_tokens, Tracer):
+        raise ValueError(
+            "max_new_tokens is traced, so the size of the result is unknown: give "
+            "SearchConfig(max_new_tokens=...)"
+        )
+    return max(1, config.min_new_tokens, largest(max_new_tokens))
+
+
+def _advance(step: Step, beams: BeamState) -> BeamState:
+    """`beams` with one more token."""
+    config, (_, width) = beams.rules.config, beams.last.shape
+    logits, cache = step(beams.last, beams.cache)
+    check_logits(logits, beams.last, config.eos)
+    at_end = beams.lengths + 1 >= beams.limits
+    rows, norms = _process(_rows(logits.astype(jnp.float32)), beams)
+    rows = _apply_max_length(rows, norms, jnp.repeat(at_end, width), config)
+    logits, norms = rows.reshape(logits.shape), norms.reshape(*beams.last.shape, 1)
+    candidates = width * (1 + config.extra_candidates) if width > 1 else 1
+    extended, parents, tokens = _extend(beams, logits, norms, candidates)
+    ended = is_among(tokens, config.eos) | at_end[:, None]
+    beams = _finish(beams, extended, ended)
+    live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
+    live, parents, tokens = _best_live(width, live, parents, tokens)
+    # Of logits that are NaN no score is good enough, but each search ends at its limit.
+    stopped = beams.stopped | at_end | _can_stop(beams, live.scores.max(axis=-1))
+    cache = cache.reorder_beams(parents)
+    return beams.replace(stopped=stopped, last=tokens, live=live, cache=cache)
+
+
+def _process(
+    rows: Float[Array, "R V"], beams: BeamState
+) -> tuple[Float[Array, "R V"], Float[Array, "R 1"]]:
+    """The processed logits, and what to subtract from them to get log-probabilities."""
+    config, (_, width) = beams.rules.config, beams.last.shape
+    # `bos` counts as the prompt.
+    tokens = _rows(jnp.concatenate([beams.bos[..., None], beams.live.tokens], axis=-1))
+    penalties, early, lengths = (
+        jnp.repeat(x, width)
+        for x in (
+            beams.values["repetition_penalty"],
+            beams.lengths < beams.values["min_new_tokens"],
+            beams.lengths + 1,
+        )
     )
 
+    def normalize(rows: Float[Array, "R V"]) -> Float[Array, "R 1"]:
+        return jax.nn.logsumexp(rows, axis=1, keepdims=True)
 
-class _Beams(NamedTuple):
-    bos: Int[Array, "B W"]
-    limits: Int[Array, " B"]
-    length: Int[Array, " B"]  # how many tokens are written
-    stopped: Bool[Array, " B"]
-    last: Int[Array, "B W"]
-    live: Hypotheses  # unordered; scores are log-probabilities
-    finished: Hypotheses
-    cache: Any
+    if width == 1:
+        rows = penalize(rows, penalties, tokens, lengths)
+        norms = normalize(rows)
+    else:  # of log-probabilities, as in transformers
+        norms = normalize(rows)
+        norms, shift = jax.lax.cond(
+            (penalties != 1).any(),
+            lambda: (jnp.zeros_like(norms), norms),
+            lambda: (norms, 0 * norms),
+        )
+        rows = penalize(rows - shift, penalties, tokens, lengths)
+    written = tokens, lengths, jnp.ones_like(lengths)
+    rows = apply_all(make_constraints(config), rows, *written)
+    rows = forbid_eos(rows, early, config.eos)
+    processors = [*beams.rules.logits_processors]
+    if config.forced_bos is not None:
+        processors.insert(0, force_token_at(config.forced_bos))
+    processors += [renormalize] if config.renormalize_logits else []
+    if not processors:
+        return rows, norms
+    return apply_all(processors, rows - norms, *written), jnp.zeros_like(norms)
 
 
-@compile_once
-def _search(
-    step: Step,
-    cache: Any,
-    bos: Int[AnyArray, " B"],
-    max_new_tokens: Int[AnyArray, " B"],
-    *,
+def _apply_max_length(
+    rows: Float[Array, "R V"],
+    norms: Float[Array, "R 1"],
+    at_end: Bool[Array, " R"],
     config: SearchConfig,
-    logits_processors: tuple[LogitsProcessor, ...],
-    length_penalty_fn: LengthPenalty | None,
-) -> Hypotheses:
-    size, width = config.max_new_tokens, config.beam_size
-    assert size is not None  # `beam_search` gives it
-
-    def begin(texts, cache):
-        first, limits = texts
-        none = empty_hypotheses(len(first), width, size)
-        live = none._replace(scores=none.scores.at[:, 0].set(0.0))
-        bos = jnp.broadcast_to(first[:, None], (len(first), width))
-        return _Beams(bos, limits, jnp.zeros_like(limits), limits < 1, bos, live, none, cache)
-
-    if length_penalty_fn is None:
-        length_penalty_fn = _LENGTH_PENALTIES[config.length_penalty_kind](config.length_penalty)
-    search = _Search(step, config, logits_processors, length_penalty_fn)
-    limits = jnp.minimum(jnp.asarray(max_new_tokens, jnp.int32), size)
-    texts = jnp.asarray(bos, jnp.int32), limits
-    return run_to_end(begin, search.advance, texts, cache, attrgetter("finished"))
+) -> Float[Array, "R V"]:
+    """`rows` under `config.at_max_length`, for sentences at their last token."""
+    if config.at_max_length == "cut":
+        return rows
+    if config.at_max_length == "force_eos_at_no_cost":
+        rows = jnp.where(at_end[:, None], norms, rows)
+    is_eos = is_among(jnp.arange(rows.shape[-1]), config.eos)
+    return jnp.where(at_end[:, None] & ~is_eos[None], -jnp.inf, rows)
 
 
-class _Search(NamedTuple):
-    """The values that stay the same from step to step."""
-
-    step: Step
-    config: SearchConfig
-    logits_processors: tuple[LogitsProcessor, ...]
-    length_penalty_fn: LengthPenalty
-
-    def advance(self, beams: _Beams) -> _Beams:
-        """`beams` with one more token."""
-        logits, cache = self.step(beams.last, beams.cache)
-        check_logits(logits, beams.last, self.config.eos)
-        at_end = beams.length + 1 >= beams.limits
-        logits, norms = self.process(logits.astype(jnp.float32), beams)
-        logits = self.apply_max_length(logits, norms, at_end)
-        width = self.config.beam_size
-        candidates = width * (1 + self.config.extra_candidates) if width > 1 else 1
-        extended, parents, tokens = _extend(beams, logits, norms, candidates)
-        ended = is_among(tokens, self.config.eos) | at_end[:, None]
-        beams = _finish(beams, extended, ended, self.length_penalty_fn)
-        live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
-        live, parents, tokens = _best_live(width, live, parents, tokens)
-        stopped = beams.stopped | self.can_stop(beams, live.scores.max(axis=-1))
-        cache = cache.reorder_beams(parents)
-        return beams._replace(stopped=stopped, last=tokens, live=live, cache=cache)
-
-    def process(
-        self, logits: Float[Array, "B W V"], beams: _Beams
-    ) -> tuple[Float[Array, "B W V"], Float[Array, "B W 1"]]:
-        """The processed logits, and what to subtract from them to get log-probabilities."""
-        penalties, constraints = make_processors(self.config, self.config.eos)
-        constraints += self.logits_processors
-        constraints += [renormalize] if self.config.renormalize_logits else []
-        greedy = self.config.beam_size == 1
-        logits = self.apply(penalties if greedy else [], logits, beams)
-        norms = jax.nn.logsumexp(_rows(logits), axis=1).reshape(*logits.shape[:2], 1)
-        on_log_probs = constraints if greedy else penalties + constraints
-        if not on_log_probs:
-            return logits, norms
-        return self.apply(on_log_probs, logits - norms, beams), jnp.zeros_like(norms)
-
-    def apply(
-        self, processors: Sequence[LogitsProcessor], logits: Float[Array, "B W V"], beams: _Beams
-    ) -> Float[Array, "B W V"]:
-        """`logits` after each of `processors` in turn; `bos` counts as the prompt."""
-        if not processors:
-            return logits
-        tokens = _rows(jnp.concatenate([beams.bos[..., None], beams.live.tokens], axis=-1))
-        lengths = jnp.repeat(beams.length, logits.shape[1]) + 1
-        ones = jnp.ones_like(lengths)
-        processed = apply_all(processors, _rows(logits), tokens, lengths, ones)
-        return processed.reshape(logits.shape)
-
-    def apply_max_length(
-        self, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], at_end: Bool[Array, " B"]
-    ) -> Float[Array, "B W V"]:
-        """`logits` under `config.at_max_length`, for sentences at their last token."""
-        if self.config.at_max_length == "cut":
-            return logits
-        rows, at_end = _rows(logits), jnp.repeat(at_end, logits.shape[1])[:, None]
-        if self.config.at_max_length == "force_eos_at_no_cost":
-            rows = jnp.where(at_end, _rows(norms), rows)
-        is_eos = is_among(jnp.arange(logits.shape[-1]), self.config.eos)
-        return jnp.where(at_end & ~is_eos[None], -jnp.inf, rows).reshape(logits.shape)
-
-    def can_stop(self, beams: _Beams, best: Float[Array, " B"]) -> Bool[Array, " B"]:
-        """Whether each search stops; `best` is its best unfinished log-probability."""
-        worst = beams.finished.scores.min(axis=-1)
-        if self.config.early_stopping == "beam_full":
-            return (worst > -jnp.inf) | (best == -jnp.inf)
-        length, limits = beams.length.astype(jnp.float32), beams.limits.astype(jnp.float32)
-        if self.config.early_stopping == "heuristic":
-            return worst >= self.length_penalty_fn(best, length)
-        # Whatever the sign of the exponent, the best score is at one end of the lengths left.
-        next_score = self.length_penalty_fn(best, length + 1)
-        return worst >= jnp.maximum(next_score, self.length_penalty_fn(best, limits))
+def _can_stop(beams: BeamState, best: Float[Array, " B"]) -> Bool[Array, " B"]:
+    """Whether each search stops; `best` is its best unfinished log-probability."""
+    config, worst = beams.rules.config, beams.finished.scores.min(axis=-1)
+    if config.early_stopping == "beam_full":
+        return (worst > -jnp.inf) | (best == -jnp.inf)
+    lengths, limits = beams.lengths.astype(jnp.float32), beams.limits.astype(jnp.float32)
+    score = partial(length_penalty, config.length_penalty_kind, beams.values["length_penalty"])
+    if config.early_stopping == "heuristic":
+        return worst >= score(best, lengths)
+    # Whatever the sign of the exponent, the best score is at one end of the lengths left.
+    return worst >= jnp.maximum(score(best, lengths + 1), score(best, limits))
 
 
 def _rows(x: Shaped[Array, "B W F"]) -> Shaped[Array, "R F"]:
@@ -238,7 +293,7 @@ def _rows(x: Shaped[Array, "B W F"]) -> Shaped[Array, "R F"]:
 
 
 def _extend(
-    beams: _Beams, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], count: int
+    beams: BeamState, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], count: int
 ) -> tuple[Hypotheses, Int[Array, "B C"], Int[Array, "B C"]]:
     """The `count` best one-token extensions, best first, their parents and their last tokens."""
     batch, _, vocab = logits.shape
@@ -249,21 +304,21 @@ def _extend(
     _, chosen = jax.lax.top_k(totals, min(count, totals.shape[1]))
     parents = chosen // best.shape[-1]
     added, tokens = (jnp.take_along_axis(leaf, chosen, axis=1) for leaf in (added, tokens))
-    extended = append_tokens(gather_beams(beams.live, parents), tokens, added, beams.length)
+    extended = append_tokens(gather_beams(beams.live, parents), tokens, added, beams.lengths)
     return extended, parents, tokens
 
 
-def _finish(
-    beams: _Beams, extended: Hypotheses, ended: Bool[Array, "B C"], length_penalty_fn: LengthPenalty
-) -> _Beams:
+def _finish(beams: BeamState, extended: Hypotheses, ended: Bool[Array, "B C"]) -> BeamState:
     """`beams` one step later, with those of the W best of `extended` that `ended`."""
     beam_size = beams.last.shape[1]
     newly = jax.tree.map(lambda leaf: leaf[:, :beam_size], extended)
     # A stopped sentence finishes nothing more, however long the others take.
     ending = ended[:, :beam_size] & ~beams.stopped[:, None]
-    scores = length_penalty_fn(newly.scores, (beams.length + 1).astype(jnp.float32)[:, None])
+    lengths = (beams.lengths + 1).astype(jnp.float32)[:, None]
+    kind, exponent = beams.rules.config.length_penalty_kind, beams.values["length_penalty"][:, None]
+    scores = length_penalty(kind, exponent, newly.scores, lengths)
     newly = newly._replace(scores=jnp.where(ending, scores, -jnp.inf))
-    return beams._replace(length=beams.length + 1, finished=_best_half(beams.finished, newly))
+    return beams.replace(lengths=beams.lengths + 1, finished=_best_half(beams.finished, newly))
 
 
 def _best_live(

@@ -1,16 +1,14 @@
 """Shared by beam search and sampling: the step function and the growing hypotheses."""
 
-import inspect
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
-from jax.tree_util import Partial
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
+State = TypeVar("State", bound=Any)
 AnyArray = Array | np.ndarray
 Step = Callable[[Int[Array, "B W"], Any], tuple[Float[Array, "B W V"], Any]]
 """step(tokens [B, W], cache) -> (logits [B, W, V], cache), with W hypotheses per sentence."""
@@ -87,21 +85,71 @@ def check_logits(
         )
 
 
-def compile_once(search: Callable[..., Hypotheses]) -> Callable[..., Hypotheses]:
-    """`search(step, *arrays, **settings)`, which compiles eager calls only once.
+def check_room(cache: Any, count: int) -> None:
+    """Raises `ValueError` for a cache that knows its size and has no room for `count` tokens."""
+    if hasattr(cache, "check_room"):
+        cache.check_room(count)
 
-    `settings` are its keyword-only arguments, static and hashable. The step function must be a
-    `jax.tree_util.Partial`, as `make_step_fn` returns it: its parameters are inputs of the compiled
-    program. Any other eager call compiles its loop again.
+
+def largest(values: Int[AnyArray, " B"]) -> int:
+    """The largest of `values`, at least 0; they may not be traced, but the caller may be."""
+    return int(np.asarray(values).max(initial=0))
+
+
+def row_values(
+    config: Any, names: Sequence[str], batch: int
+) -> dict[str, Shaped[np.ndarray, " B"]]:
+    """The fields `names` of `config` as one number per sentence."""
+
+    def column(name: str) -> Shaped[np.ndarray, " B"]:
+        is_float = isinstance(getattr(type(config), name), float)  # its default
+        return np.full(batch, getattr(config, name), np.float32 if is_float else np.int32)
+
+    return {name: column(name) for name in names}
+
+
+def advance_until(
+    advance: Callable[[State], State],
+    state: State,
+    count: Int[Array, ""] | int,
+    ended: Int[Array, ""] | int | None,
+) -> State:
+    """`state` after `advance` was called up to `count` times.
+
+    It is called until `ended` of the sentences have stopped; None: until all have.
     """
-    parameters = inspect.signature(search).parameters.values()
-    static = [x.name for x in parameters if x.kind is inspect.Parameter.KEYWORD_ONLY]
-    compiled = jax.jit(search, static_argnames=static)
+    enough = len(state.stopped) if ended is None else ended
 
-    def run(step: Step, *arrays: Any, **settings: Any) -> Hypotheses:
-        leaves = jax.tree.leaves((step, arrays))
-        traced = any(isinstance(leaf, Tracer) for leaf in leaves)
-        once = isinstance(step, Partial) and not traced
-        return (compiled if once else search)(step, *arrays, **settings)
+    def goes_on(carry: tuple[Array, State]) -> Bool[Array, ""]:
+        done, state = carry
+        return (done < count) & (state.stopped.sum() < enough)
 
-    return run
+    def body(carry: tuple[Array, State]) -> tuple[Array, State]:
+        return carry[0] + 1, advance(carry[1])
+
+    return jax.lax.while_loop(goes_on, body, (jnp.int32(0), state))[1]
+
+
+def take_rows(tree: Any, rows: Int[AnyArray, " K"]) -> Any:
+    """The sentences `rows` of a state or cache, whose leaves have the axis B first.
+
+    A node with a method `take_rows(rows)` does it itself.
+    """
+    return jax.tree.map(
+        lambda x: x.take_rows(rows) if hasattr(x, "take_rows") else x[rows],
+        tree,
+        is_leaf=lambda x: hasattr(x, "take_rows"),
+    )
+
+
+def put_rows(tree: Any, rows: Int[AnyArray, " K"], new: Any) -> Any:
+    """`tree` with the K sentences of `new` in `rows`; a row outside of it is left out.
+
+    A node with a method `put_rows(rows, new)` does it itself.
+    """
+    return jax.tree.map(
+        lambda x, y: x.put_rows(rows, y) if hasattr(x, "put_rows") else x.at[rows].set(y),
+        tree,
+        new,
+        is_leaf=lambda x: hasattr(x, "put_rows"),
+    )

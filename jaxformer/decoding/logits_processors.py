@@ -6,9 +6,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.decoding.settings import LogitsConfig, SearchConfig
+from jaxformer.decoding.settings import LogitsConfig
 
 
 class DecodeHistory(NamedTuple):
@@ -44,9 +44,9 @@ def apply_all(
     prompt_lengths: Int[Array, " R"],
 ) -> Float[Array, "R V"]:
     """`logits` of R texts after each of `processors` in turn; for the rest see `DecodeHistory`."""
-    written = (np.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
-    rows = np.arange(len(tokens))[:, None]
-    counts = jnp.zeros(logits.shape, jnp.int32).at[rows, tokens].add(written)
+    if not processors:
+        return logits
+    counts = _token_counts(logits, tokens, lengths)
 
     def process(logits, *history):
         for processor in processors:
@@ -54,6 +54,44 @@ def apply_all(
         return logits
 
     return jax.vmap(process)(logits, tokens, lengths, prompt_lengths, counts)
+
+
+def penalize(
+    logits: Float[Array, "R V"],
+    penalties: Float[Array, " R"],
+    tokens: Int[Array, "R L"],
+    lengths: Int[Array, " R"],
+) -> Float[Array, "R V"]:
+    """`logits` after the `repetition_penalty` of each text, at no cost where all are 1."""
+
+    def lowered() -> Float[Array, "R V"]:
+        counts = _token_counts(logits, tokens, lengths)
+        return jax.vmap(_lower)(logits, penalties, counts)
+
+    return jax.lax.cond((penalties != 1).any(), lowered, lambda: logits)
+
+
+def forbid_eos(
+    logits: Float[Array, "R V"], early: Bool[Array, " R"], eos: Sequence[int]
+) -> Float[Array, "R V"]:
+    """`logits` without the tokens `eos` for the texts that are too short, those of `early`."""
+    is_eos = jnp.isin(jnp.arange(logits.shape[1]), np.asarray(eos, np.int32))
+    return jnp.where(early[:, None] & is_eos[None], -jnp.inf, logits)
+
+
+def _token_counts(
+    logits: Float[Array, "R V"], tokens: Int[Array, "R L"], lengths: Int[Array, " R"]
+) -> Int[Array, "R V"]:
+    written = (np.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
+    rows = np.arange(len(tokens))[:, None]
+    return jnp.zeros(logits.shape, jnp.int32).at[rows, tokens].add(written)
+
+
+def _lower(
+    logits: Float[Array, " V"], penalty: Float[Array, ""] | float, counts: Int[Array, " V"]
+) -> Float[Array, " V"]:
+    lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
+    return jnp.where(counts > 0, lower, logits)
 
 
 def repetition_penalty(penalty: float) -> LogitsProcessor:
@@ -69,11 +107,7 @@ def repetition_penalty(penalty: float) -> LogitsProcessor:
     if not penalty > 0:
         raise ValueError(f"penalty={penalty}, but it must be positive: 1 changes nothing")
 
-    def process(logits, history):
-        lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
-        return jnp.where(history.token_counts > 0, lower, logits)
-
-    return process
+    return lambda logits, history: _lower(logits, penalty, history.token_counts)
 
 
 def force_token_at(token: int, index: int = 0) -> LogitsProcessor:
@@ -114,17 +148,6 @@ def suppress_tokens(ids: Sequence[int]) -> LogitsProcessor:
     return process
 
 
-def min_new_tokens(count: int, eos: Sequence[int]) -> LogitsProcessor:
-    """Writes no token of `eos` before the continuation has `count` tokens."""
-    without_eos = suppress_tokens(eos)
-
-    def process(logits, history):
-        early = history.length - history.prompt_length < count
-        return jnp.where(early, without_eos(logits, history), logits)
-
-    return process
-
-
 def no_repeat_ngram(size: int) -> LogitsProcessor:
     """Never writes a token that would repeat `size` consecutive tokens of the text.
 
@@ -149,22 +172,14 @@ def no_repeat_ngram(size: int) -> LogitsProcessor:
     return process
 
 
-def make_processors(
-    config: LogitsConfig, eos: Sequence[int]
-) -> tuple[list[LogitsProcessor], list[LogitsProcessor]]:
-    """The processors that `config` describes: penalties, and constraints that forbid tokens."""
-    penalties, constraints = [], []
-    if config.repetition_penalty != 1:
-        penalties.append(repetition_penalty(config.repetition_penalty))
+def make_constraints(config: LogitsConfig) -> list[LogitsProcessor]:
+    """The processors of `config` that forbid tokens, whatever the scale of the logits is."""
+    constraints = []
     if config.no_repeat_ngram_size:
         constraints.append(no_repeat_ngram(config.no_repeat_ngram_size))
     if config.suppress_tokens:
         constraints.append(suppress_tokens(config.suppress_tokens))
-    if config.min_new_tokens and eos:
-        constraints.append(min_new_tokens(config.min_new_tokens, eos))
-    if isinstance(config, SearchConfig) and config.forced_bos is not None:
-        constraints.append(force_token_at(config.forced_bos))
-    return penalties, constraints
+    return constraints
 
 
 def _check_tokens(ids: Sequence[int], vocab_size: int) -> None:

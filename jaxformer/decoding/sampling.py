@@ -1,79 +1,47 @@
 """Sampling: one continuation per text, each token drawn from the step's logits."""
 
-import math
-from collections.abc import Callable, Sequence
-from functools import partial
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from flax import struct
+from jax.core import Tracer
+from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt32
 
 from jaxformer.decoding.hypotheses import (
     AnyArray,
     Hypotheses,
     Step,
-    append_tokens,
+    advance_until,
     check_batch,
     check_logits,
-    compile_once,
-    empty_hypotheses,
+    check_room,
     is_among,
+    largest,
+    row_values,
 )
-from jaxformer.decoding.logits_processors import LogitsProcessor, apply_all, make_processors
-from jaxformer.decoding.queue import run_to_end
-from jaxformer.decoding.settings import SamplerConfig, SamplingConfig
+from jaxformer.decoding.logits_processors import (
+    LogitsProcessor,
+    apply_all,
+    forbid_eos,
+    make_constraints,
+    penalize,
+)
+from jaxformer.decoding.settings import SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
+from jaxformer.ops.dropout import hash_elements
 from jaxformer.ops.top_k import top_k
 
 Sampler = Callable[[Float[Array, " V"], Key[Array, ""]], Int[Array, ""]]
 """sampler(logits [V], rng) -> the token, int32."""
 
-StopFn = Callable[[Int[Array, ""], Int[Array, "B L"]], tuple[Bool[Array, " B"], Int[Array, ""]]]
-"""stop_fn(length, tokens [B, L]) -> (stop [B], the length at which it is called again).
+VALUES = ("temperature", "top_k", "top_p", "min_p", "min_new_tokens", "repetition_penalty")
+"""The fields of `SamplingConfig` that each text of a batch may have its own values of."""
 
-It is traced with the loop. The first `length` tokens of each text are written, at first one.
-"""
-
-
-def greedy(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
-    """The most likely token."""
-    return jnp.argmax(logits).astype(jnp.int32)
-
-
-def make_sampler(config: SamplerConfig) -> Sampler:
-    """The sampler that `config` describes: draws from the tokens that all its limits keep.
-
-    `top_p` refers to the probabilities, at the temperature, among the `top_k` most likely tokens
-    (Holtzman et al. 2020), `min_p` to that of the most likely one (Nguyen et al. 2024). At least
-    one token is kept; of equally likely tokens those with the lower ids are.
-
-    >>> sampler = make_sampler(jf.SamplingConfig(top_k=2, top_p=0.5))
-    >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
-    >>> int(sampler(logits, jax.random.key(0)))  # 0.5 / (0.5 + 0.4) is more than top_p
-    0
-    """
-    if config.temperature == 0:
-        return greedy
-    least = math.log(config.min_p) if config.min_p else -math.inf
-
-    def sampler(logits, rng):
-        # Relative to the largest logit, so that a very low temperature makes no infinity.
-        logits = (logits - logits.max()) / config.temperature
-        if config.top_k == 0 and config.top_p == 1.0:
-            kept = jnp.where(logits >= least, logits, -jnp.inf)
-            return jax.random.categorical(rng, kept).astype(jnp.int32)
-        ranked, tokens = top_k(logits, min(config.top_k or logits.size, logits.size))
-        kept = ranked >= least
-        if config.top_p < 1.0:
-            shares = jax.nn.softmax(ranked)
-            kept &= jnp.cumsum(shares) - shares < config.top_p
-        index = jax.random.categorical(rng, jnp.where(kept, ranked, -jnp.inf))
-        return tokens[index].astype(jnp.int32)
-
-    return sampler
+# With a larger top_k, or top_p alone, the whole vocabulary is sorted.
+_FEW = 64
 
 
 class Prompts(NamedTuple):
@@ -85,13 +53,55 @@ class Prompts(NamedTuple):
     """The most tokens of each continuation; below 1 there is none."""
     example_ids: Int[AnyArray, " B"]
     """A number for each text; with the rng and a token's index it decides what is drawn."""
-    step_offset: Int[AnyArray, ""] | np.integer | int = 0
-    """The number of tokens that earlier calls added: the index of the first new one."""
     history: Int[AnyArray, "B P"] | None = None
     """The tokens of each text so far, the last one too, for the logits processors; those at its
     end are padding. None: the last token alone."""
     history_lengths: Int[AnyArray, " B"] | None = None
     """The number of tokens of `history` that are no padding; None: all."""
+    written: Int[AnyArray, " B"] | int = 0
+    """The number of these tokens that earlier calls have added; they count in `max_new_tokens`."""
+
+
+@dataclass(frozen=True)
+class _Rules:
+    """Static arguments."""
+
+    config: SamplingConfig  # without VALUES
+    eos: tuple[int, ...]
+    sampler: Sampler | None
+    logits_processors: tuple[LogitsProcessor, ...]
+
+
+class SampleState(struct.PyTreeNode):
+    """B texts in the middle of being sampled: `begin_sampling` makes it, `sample_more` goes on.
+
+    `values` are the texts' own settings, by the name of the field (`VALUES`). `history` [B, P + L]
+    holds the tokens of each text, `lengths` says how many of them are written; `prompt_lengths` of
+    them are the prompt's, and those from `starts` on are new. `limits` are the most tokens of each
+    continuation. `log_probs` [B, L] are those of the new tokens.
+    """
+
+    cache: Any
+    seeds: UInt32[Array, "B 2"]
+    values: dict[str, Shaped[Array, " B"]]
+    limits: Int[Array, " B"]
+    prompt_lengths: Int[Array, " B"]
+    starts: Int[Array, " B"]
+    lengths: Int[Array, " B"]
+    stopped: Bool[Array, " B"]
+    last: Int[Array, " B"]
+    history: Int[Array, "B P+L"]
+    log_probs: Float[Array, "B L"]
+    rules: Any = struct.field(pytree_node=False)
+
+    def hypotheses(self) -> Hypotheses:
+        """The new tokens of each text (W = 1)."""
+        indices = jnp.arange(self.log_probs.shape[1])[None]
+        places = jnp.minimum(self.starts[:, None] + indices, self.history.shape[1] - 1)
+        tokens = jnp.take_along_axis(self.history, places, axis=1)
+        tokens = jnp.where(indices < (self.lengths - self.starts)[:, None], tokens, 0)
+        scores = self.log_probs.sum(axis=1, keepdims=True)
+        return Hypotheses(tokens[:, None], scores, self.log_probs[:, None])
 
 
 def sample(
@@ -104,17 +114,17 @@ def sample(
     eos: tuple[int, ...] = (),
     sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] = (),
-    stop_fn: StopFn | None = None,
 ) -> Hypotheses:
     """One continuation of each prompt (W = 1) of at most `config.max_new_tokens` tokens.
 
-    A text ends with a token of `eos`, at its maximum length, or when `stop_fn` says so. `sampler`
-    replaces the one that `config` describes. `logits_processors` follow the repetition penalty of
-    `config` and precede its constraints. A text depends on `rng`, its `example_ids` and the
-    indices of its tokens, not on the batch. Scores and log-probabilities are the model's own,
-    before any processor. `cache` may be a `Queue` of the B texts, without `stop_fn`.
+    A text ends with a token of `eos` or at its maximum length. `sampler` replaces the one that
+    `config` describes. `logits_processors` follow the repetition penalty of `config` and precede
+    its constraints. A text depends on `rng`, its `example_ids` and the indices of its tokens, not
+    on the batch. Scores and log-probabilities are the model's own, before any processor; they are
+    NaN where the logits are.
 
-    Eager calls compile as those of `beam_search`. Raises `ValueError` for shapes that do not fit.
+    An eager call compiles its loop: call it inside `jax.jit`. Raises `ValueError` for shapes that
+    do not fit, and for a cache with room for fewer tokens.
 
     >>> def step(tokens, cache):  # the token after t is t + 1
     ...     return jax.nn.one_hot(tokens + 1, 9), cache
@@ -125,6 +135,201 @@ def sample(
     Array([[2, 3, 4],
            [5, 6, 0]], dtype=int32)
     """
+    most = config.max_new_tokens
+    if not isinstance(prompts.max_new_tokens, Tracer):
+        most = min(most, largest(prompts.max_new_tokens))
+    check_room(cache, most)
+    options = {"eos": eos, "sampler": sampler, "logits_processors": logits_processors}
+    state = begin_sampling(cache, prompts, rng, config, **options)
+    return sample_more(step, state, config.max_new_tokens).hypotheses()
+
+
+def begin_sampling(
+    cache: Any,
+    prompts: Prompts,
+    rng: Key[Array, ""],
+    config: SamplingConfig = SamplingConfig(),
+    *,
+    values: Mapping[str, Shaped[AnyArray, " B"]] | None = None,
+    eos: tuple[int, ...] = (),
+    sampler: Sampler | None = None,
+    logits_processors: Sequence[LogitsProcessor] = (),
+) -> SampleState:
+    """The state of `sample` before its first token; its arguments are those of `sample`.
+
+    `values` are the texts' own settings, by the name of the field (`VALUES`); None: those of
+    `config`. States of one program differ in them, and have equal other settings.
+    """
+    batch, size = _check_prompts(prompts), config.max_new_tokens
+    values = row_values(config, VALUES, batch) if values is None else dict(values)
+    history, lengths = prompts.history, prompts.history_lengths
+    history = prompts.last_tokens[:, None] if history is None else history
+    if lengths is None:
+        lengths = jnp.full(batch, history.shape[1])
+    lengths, last, limits = (
+        jnp.asarray(x, jnp.int32) for x in (lengths, prompts.last_tokens, prompts.max_new_tokens)
+    )
+    written = jnp.broadcast_to(jnp.asarray(prompts.written, jnp.int32), (batch,))
+    limits = jnp.minimum(limits, written + size)
+    # A key of threefry has two words, whatever kind of key `rng` is.
+    words = jax.random.key_data(rng).reshape(-1)[:2]
+    rng = jax.random.wrap_key_data(words, impl="threefry2x32")
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.asarray(prompts.example_ids))
+    defaults = {name: getattr(SamplingConfig, name) for name in VALUES}
+    return SampleState(
+        cache=cache,
+        seeds=jax.random.key_data(keys),
+        values=values,
+        limits=limits,
+        prompt_lengths=lengths - written,
+        starts=lengths,
+        lengths=lengths,
+        stopped=written >= limits,
+        last=last,
+        history=jnp.pad(jnp.asarray(history, jnp.int32), ((0, 0), (0, size))),
+        log_probs=jnp.zeros((batch, size), jnp.float32),
+        rules=_Rules(replace(config, **defaults), tuple(eos), sampler, tuple(logits_processors)),
+    )
+
+
+def sample_more(
+    step: Step,
+    state: SampleState,
+    n: Int[Array, ""] | int,
+    ended: Int[Array, ""] | int | None = None,
+) -> SampleState:
+    """`state` after up to `n` more tokens of each text.
+
+    It returns as soon as `ended` of the B texts have stopped; None: when all have.
+    """
+    return advance_until(lambda state: _advance(step, state), state, n, ended)
+
+
+def _advance(step: Step, state: SampleState) -> SampleState:
+    """`state` with one more token of each text that has not stopped."""
+    rules, goes_on = state.rules, ~state.stopped
+    logits, cache = step(state.last[:, None], state.cache)
+    check_logits(logits, state.last[:, None], rules.eos)
+    logits = logits[:, 0].astype(jnp.float32)
+    processed = _processed(logits, state)
+    index = state.lengths - state.prompt_lengths
+    words = jax.vmap(_fold_in)(state.seeds, index)
+    if rules.sampler is None:
+        token = _draw(processed, words, state.values)
+    else:
+        token = jax.vmap(rules.sampler)(
+            processed, jax.random.wrap_key_data(words, impl="threefry2x32")
+        )
+    token = jnp.where(goes_on, token, 0)
+    rows, drop = jnp.arange(len(token)), jnp.iinfo(jnp.int32).max
+    here = jnp.where(goes_on, state.lengths, drop)
+    new = jnp.where(goes_on, state.lengths - state.starts, drop)
+    added = token_log_probs(logits, token)
+    ended = goes_on & is_among(token, rules.eos) if rules.eos else jnp.zeros_like(goes_on)
+    return state.replace(
+        cache=cache,
+        lengths=state.lengths + goes_on,
+        stopped=state.stopped | ended | (index + 1 >= state.limits),
+        last=token,
+        history=state.history.at[rows, here].set(token),
+        log_probs=state.log_probs.at[rows, new].set(added),
+    )
+
+
+def _fold_in(words: UInt32[Array, "2"], index: Int[Array, ""]) -> UInt32[Array, "2"]:
+    key = jax.random.wrap_key_data(words, impl="threefry2x32")
+    return jax.random.key_data(jax.random.fold_in(key, index))
+
+
+def _processed(logits: Float[Array, "B V"], state: SampleState) -> Float[Array, "B V"]:
+    rules, written = state.rules, (state.history, state.lengths)
+    processors = [*rules.logits_processors, *make_constraints(rules.config)]
+    logits = penalize(logits, state.values["repetition_penalty"], *written)
+    logits = apply_all(processors, logits, *written, state.prompt_lengths)
+    index = state.lengths - state.prompt_lengths
+    return forbid_eos(logits, index < state.values["min_new_tokens"], rules.eos)
+
+
+def greedy(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
+    """The most likely token."""
+    return jnp.argmax(logits).astype(jnp.int32)
+
+
+def make_sampler(config: SamplingConfig) -> Sampler:
+    """The sampler that `config` describes: draws from the tokens that all its limits keep.
+
+    `top_p` refers to the probabilities, at the temperature, among the `top_k` most likely tokens
+    (Holtzman et al. 2020), `min_p` to that of the most likely one (Nguyen et al. 2024). At least
+    one token is kept; of equally likely tokens those with the lower ids are.
+
+    >>> sampler = make_sampler(jf.SamplingConfig(top_k=2, top_p=0.5))
+    >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
+    >>> int(sampler(logits, jax.random.key(0)))  # 0.5 / (0.5 + 0.4) is more than top_p
+    0
+    """
+    values = row_values(config, VALUES, 1)
+
+    def sampler(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
+        words = jax.random.key_data(rng).reshape(1, -1)[:, :2]
+        return _draw(logits[None], words, values)[0]
+
+    return sampler
+
+
+def _draw(
+    logits: Float[Array, "B V"],
+    words: UInt32[Array, "B 2"],
+    values: Mapping[str, Shaped[Array, " B"]],
+) -> Int[Array, " B"]:
+    """A token of each text: argmax of logits and Gumbel noise, among the tokens that are kept.
+
+    The noise of a token depends on its id and the text's `words` alone, so that it does not matter
+    which of the ways below a batch takes.
+    """
+    temperature, top_k_, top_p, min_p = (
+        values[name][:, None] for name in ("temperature", "top_k", "top_p", "min_p")
+    )
+    is_greedy, limited = temperature == 0, (top_k_ > 0) | (top_p < 1)
+    size = logits.shape[1]
+
+    def scaled() -> Float[Array, "B V"]:
+        # Relative to the largest logit, so that a very low temperature makes no infinity.
+        relative = logits - logits.max(axis=1, keepdims=True)
+        relative = relative / jnp.where(is_greedy, 1, temperature)
+        return jnp.where(relative >= jnp.log(min_p), relative, -jnp.inf)
+
+    def from_all() -> Int[Array, " B"]:
+        tokens = jnp.arange(size)[None]
+        return jnp.argmax(scaled() + _gumbel(words, tokens), axis=1)
+
+    def from_best(count: int) -> Int[Array, " B"]:
+        ranked, tokens = top_k(scaled(), count)
+        ranks = jnp.arange(count)[None]
+        ranked = jnp.where((top_k_ == 0) | (ranks < top_k_), ranked, -jnp.inf)
+        shares = jax.nn.softmax(ranked, axis=1)
+        kept = (top_p == 1) | (jnp.cumsum(shares, axis=1) - shares < top_p)
+        ranked = jnp.where(kept, ranked, -jnp.inf)
+        best = jnp.argmax(ranked + _gumbel(words, tokens), axis=1, keepdims=True)
+        return jnp.take_along_axis(tokens, best, axis=1)[:, 0]
+
+    most = jnp.argmax(logits, axis=1)
+    few = min(_FEW, size)
+    fits = is_greedy | ((top_k_ > 0) & (top_k_ <= few))
+    way = jnp.where(is_greedy.all(), 0, jnp.where(~limited.any(), 1, jnp.where(fits.all(), 2, 3)))
+    ways = [lambda: most, from_all, lambda: from_best(few), lambda: from_best(size)]
+    drawn = jax.lax.switch(way, ways)
+    return jnp.where(is_greedy[:, 0], most, drawn).astype(jnp.int32)
+
+
+def _gumbel(words: UInt32[Array, "B 2"], tokens: Int[Array, "_ K"]) -> Float[Array, "B K"]:
+    """Noise of which the argmax of logits and noise is distributed as softmax(logits)."""
+    bits = hash_elements(words[:, :1], words[:, 1:], tokens.astype(jnp.uint32))
+    uniform = (bits >> 9).astype(jnp.float32) * 2.0**-23 + 2.0**-24  # inside (0, 1)
+    return -jnp.log(-jnp.log(uniform))
+
+
+def _check_prompts(prompts: Prompts) -> int:
+    """B; `ValueError` for shapes that do not fit."""
     shape = prompts.last_tokens.shape
     if len(shape) != 1:
         raise ValueError(f"last_tokens has shape {shape}, but must be [B]: one token per prompt")
@@ -136,102 +341,4 @@ def sample(
     history = prompts.history
     if history is not None and (history.ndim != 2 or history.shape[:1] != shape):
         raise ValueError(f"history has shape {history.shape}, but must be [B, P] with B={shape[0]}")
-    return _sample(
-        step,
-        cache,
-        prompts,
-        rng,
-        config=config,
-        eos=tuple(eos),
-        sampler=sampler,
-        logits_processors=tuple(logits_processors),
-        stop_fn=stop_fn,
-    )
-
-
-class _Texts(NamedTuple):
-    limits: Int[Array, " B"]
-    ids: Int[Array, " B"]  # the example ids
-    begun: Int[Array, " B"]  # how many tokens are before those of this call
-    length: Int[Array, " B"]  # how many tokens are written
-    stopped: Bool[Array, " B"]
-    last: Int[Array, " B"]
-    written: Hypotheses
-    whole: Int[Array, "B P+L"] | None  # prompts and what is written, if a processor sees them
-    next_call: Int[Array, " B"]  # the length at which `stop_fn` is called
-    cache: Any
-
-
-@compile_once
-def _sample(
-    step: Step,
-    cache: Any,
-    prompts: Prompts,
-    rng: Key[Array, ""],
-    *,
-    config: SamplingConfig,
-    eos: tuple[int, ...],
-    sampler: Sampler | None,
-    logits_processors: tuple[LogitsProcessor, ...],
-    stop_fn: StopFn | None,
-) -> Hypotheses:
-    sampler = make_sampler(config) if sampler is None else sampler
-    penalties, constraints = make_processors(config, eos)
-    processors = [*penalties, *logits_processors, *constraints]
-    history, begun = _history(prompts)
-    size = config.max_new_tokens
-    whole = jnp.pad(history, ((0, 0), (0, size))) if processors else None
-
-    def draw(logits, example_id, index):
-        fold_in = jax.random.fold_in
-        return sampler(logits, fold_in(fold_in(rng, example_id), index))
-
-    def begin(texts, cache):
-        last, limits, ids, begun, whole = texts
-        written = empty_hypotheses(len(last), 1, size)
-        written = written._replace(scores=jnp.zeros_like(written.scores))
-        length, stopped = jnp.zeros_like(last), limits < 1
-        fixed = limits, ids, begun
-        return _Texts(*fixed, length, stopped, last, written, whole, length + 1, cache)
-
-    def advance(texts):
-        limits, ids, begun, index, stopped, last, written, whole, next_call, cache = texts
-        logits, cache = step(last[:, None], cache)
-        check_logits(logits, last[:, None], eos)
-        logits = processed = logits[:, 0].astype(jnp.float32)
-        lengths = begun + index
-        if whole is not None:
-            ends = begun - prompts.step_offset
-            processed = apply_all(processors, logits, whole, lengths, ends)
-        token = jax.vmap(draw)(processed, ids, prompts.step_offset + index)
-        token = jnp.where(stopped, 0, token)
-        added = jnp.where(stopped, 0.0, token_log_probs(logits, token))
-        written = append_tokens(written, token[:, None], added[:, None], index)
-        stopped |= index + 1 >= limits
-        if eos:
-            stopped |= is_among(token, eos)
-        if stop_fn is not None:  # without a queue: all rows have written as many tokens
-            stop, next_length = jax.lax.cond(
-                index[0] + 1 == next_call[0],
-                partial(stop_fn, index[0] + 1, written.tokens[:, 0]),
-                lambda: (jnp.zeros_like(stopped), next_call[0]),
-            )
-            stopped, next_call = stopped | stop, jnp.full_like(next_call, next_length)
-        if whole is not None:
-            whole = whole.at[jnp.arange(len(token)), lengths].set(token)
-        fixed = limits, ids, begun
-        return _Texts(*fixed, index + 1, stopped, token, written, whole, next_call, cache)
-
-    last, limits = (jnp.asarray(x, jnp.int32) for x in prompts[:2])
-    texts = last, jnp.minimum(limits, size), jnp.asarray(prompts.example_ids), begun, whole
-    return run_to_end(begin, advance, texts, cache, attrgetter("written"))
-
-
-def _history(prompts: Prompts) -> tuple[Int[Array, "B P"], Int[Array, " B"]]:
-    """The tokens of each text so far, padded at the end, and how many they are."""
-    tokens, lengths = prompts.history, prompts.history_lengths
-    if tokens is None:
-        tokens = prompts.last_tokens[:, None]
-    if lengths is None:
-        lengths = jnp.full(tokens.shape[:1], tokens.shape[1])
-    return jnp.asarray(tokens, jnp.int32), jnp.asarray(lengths, jnp.int32)
+    return shape[0]

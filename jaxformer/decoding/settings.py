@@ -84,8 +84,12 @@ class SearchConfig(LogitsConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplerConfig(Checked):
-    """Settings of drawing a token."""
+class SamplingConfig(LogitsConfig):
+    """Settings of `sample`: how tokens are drawn, and how many.
+
+    >>> jf.SamplingConfig(max_new_tokens=50, temperature=0.8, top_k=40).top_p  # all of the 40
+    1.0
+    """
 
     temperature: NonNegative = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""
@@ -95,16 +99,6 @@ class SamplerConfig(Checked):
     """Draw from the fewest of these tokens whose probabilities add up to top_p."""
     min_p: Annotated[float, Range(0, 1, "[]")] = 0.0
     """Draw from those of them at least min_p times as likely as the most likely token."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SamplingConfig(SamplerConfig, LogitsConfig):
-    """Settings of `sample`: how tokens are drawn, and how many.
-
-    >>> jf.SamplingConfig(max_new_tokens=50, temperature=0.8, top_k=40).top_p  # all of the 40
-    1.0
-    """
-
     max_new_tokens: Count = 200
     """The most tokens that a prompt is continued by."""
 
@@ -155,11 +149,6 @@ class CompletionOptions(Checked):
 
     refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
     last tokens before it that fit.
-    """
-    prefill_chunk: Count | None = None
-    """The number of tokens of a prompt that the model reads at a time, to save memory; None: all.
-
-    The result is the same to rounding.
     """
     seed: Seed = 0
     """Seed of the random numbers."""

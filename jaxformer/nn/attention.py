@@ -92,7 +92,7 @@ class MultiHeadAttention(nn.Module):
         mask: AttentionMask | None = None,
         *,
         rotation: Rotation | None = None,
-        bias: Float[Array, "1 N Q S"] | None = None,
+        bias: Float[Array, "_ N Q S"] | None = None,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "R T D"]:
         """The output of attention from the tokens of `x` to `kv` [B, S, ...].
@@ -139,7 +139,7 @@ class MultiHeadAttention(nn.Module):
         k: Float[Array, "B S K H"],
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
-        bias: Float[Array, "1 N Q S"] | None,
+        bias: Float[Array, "_ N Q S"] | None,
         dropout: ops_dropout.Dropout | None,
         **options: Any,
     ) -> Float[Array, "R T N Hv"]:

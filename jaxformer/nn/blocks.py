@@ -112,7 +112,7 @@ class Block(nn.Module):
         mask: AttentionMask | None = None,
         *,
         rotation: Rotation | None = None,
-        bias: Float[Array, "1 N Q S"] | None = None,
+        bias: Float[Array, "_ N Q S"] | None = None,
         encoder_kv: KeyValue | Float[Array, "B S E"] | None = None,
         encoder_mask: AttentionMask | None = None,
         layer_cache: LayerCache | None = None,

@@ -8,17 +8,18 @@ beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by b
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.export
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config import Learned, NoPositions, Rotary, Sinusoidal, TransformerConfig
-from jaxformer.errors import ConfigError
+from jaxformer.config import Learned, TransformerConfig
 from jaxformer.ops.masks import AnyArray, AttentionMask
 
 
@@ -60,8 +61,13 @@ class LayerCache(struct.PyTreeNode):
         key, value = (x.reshape(*self.groups, *x.shape[-2:]) for x in (self.key, self.value))
         return KeyValue(key.transpose(0, 3, 1, 2), value.swapaxes(1, 2))
 
-    def write(self, new: KeyValue, position: Int[Array, ""] | int) -> "LayerCache":
-        """The cache with the keys [B*W, T, K, H] and values of `new` from `position` on."""
+    def write(
+        self, new: KeyValue, position: Int[Array, " B"] | Int[Array, ""] | int
+    ) -> "LayerCache":
+        """The cache with the keys [B*W, T, K, H] and values of `new` from `position` on.
+
+        `position` is that of all sentences, or of each.
+        """
 
         def to_slots(x: jax.Array) -> jax.Array:
             """[B*W, T, K, H] as [B, T * slots, K, H]."""
@@ -71,16 +77,42 @@ class LayerCache(struct.PyTreeNode):
 
         stored = LayerCache.create(KeyValue(to_slots(new.key), to_slots(new.value)))
         start = position * self.slots
-        key = jax.lax.dynamic_update_slice_in_dim(self.key, stored.key, start, axis=-1)
-        value = jax.lax.dynamic_update_slice_in_dim(self.value, stored.value, start, axis=-2)
-        return self.replace(key=key, value=value)
+        update = jax.lax.dynamic_update_slice_in_dim
+        write_key, write_value = partial(update, axis=-1), partial(update, axis=-2)
+        if jnp.ndim(start) and self.groups[0] == 1:
+            start = start[0]
+        elif jnp.ndim(start):
+            write_key, write_value = jax.vmap(write_key), jax.vmap(write_value)
+        key = write_key(self.key, stored.key, start)
+        return self.replace(key=key, value=write_value(self.value, stored.value, start))
 
-    def put(
-        self, rows: Int[Array, " K"], new: "LayerCache", shift: Int[Array, ""] | int = 0
-    ) -> "LayerCache":
-        """The cache with the K sentences of `new` in `rows`, their slots rotated by `shift`."""
-        key, value = jnp.roll(new.key, shift, axis=-1), jnp.roll(new.value, shift, axis=-2)
-        return self.replace(key=self.key.at[rows].set(key), value=self.value.at[rows].set(value))
+    def take_rows(self, rows: Int[AnyArray, " K"]) -> "LayerCache":
+        """The K sentences `rows`; the arrays may have further axes at their beginnings."""
+        whole = self._with_sentences()
+        kv = [
+            jnp.take(x, rows, axis=whole.key.ndim - 4, mode="clip")
+            for x in (whole.key, whole.value)
+        ]
+        return whole.replace(key=kv[0], value=kv[1], groups=(len(rows), self.groups[1]))._squeezed()
+
+    def put_rows(self, rows: Int[AnyArray, " K"], new: "LayerCache") -> "LayerCache":
+        """The cache with the K sentences of `new` in `rows`; a row outside of it is left out."""
+        whole, new = self._with_sentences(), new._with_sentences()
+        at = (slice(None),) * (whole.key.ndim - 4) + (rows,)
+        key, value = whole.key.at[at].set(new.key), whole.value.at[at].set(new.value)
+        return whole.replace(key=key, value=value)._squeezed()
+
+    def _with_sentences(self) -> "LayerCache":
+        """The cache with all axes [..., B, K, _, _], also those of size 1."""
+        first = self.key.ndim - 2 - sum(size > 1 for size in self.groups)
+        shapes = (*self.key.shape[:first], *self.groups), self.key.shape[-2:], self.value.shape[-2:]
+        key = self.key.reshape(*shapes[0], *shapes[1])
+        return self.replace(key=key, value=self.value.reshape(*shapes[0], *shapes[2]))
+
+    def _squeezed(self) -> "LayerCache":
+        """The inverse of `_with_sentences`."""
+        axes = tuple(i for i in (-4, -3) if self.key.shape[i] == 1)
+        return self.replace(key=self.key.squeeze(axes), value=self.value.squeeze(axes))
 
     def with_slots(self, slots: int) -> "LayerCache":
         """The cache with `slots` slots at each position, no fewer than before."""
@@ -100,15 +132,11 @@ class Cache(struct.PyTreeNode):
     `layers`: the keys and values of each decoder layer, with room for L tokens of each beam. With
     `config.scan_layers` it has one element, whose arrays have a leading layer axis; so has
     `encoder_kv`.
-    `length`: the number of tokens in the cache, the same for all beams; a Python int, as in an
-    empty cache, stays known while tracing, so that a flash attention function reads a prompt.
+    `length`: the number of tokens in the cache, of each sentence [B] or of all; a Python int, as in
+    an empty cache, stays known while tracing, so that a flash attention function reads a prompt.
     `encoder_kv`: each layer's keys and values of the encoded source, held once per sentence (empty
     without an encoder). `padding_mask` [B, S]: True at the source's real tokens.
-    `left_padding` [B]: how many of the tokens are not the sentence's: padding before it, in a ring
-    all tokens before it entered; None: none.
     `beam_ancestors` [B, W, L]: which beam wrote token l of beam w; None: there is one beam.
-    `is_ring`: token l is in slot l mod L, so that decoding never ends: sentences of at most L
-    tokens enter at any time (`enter`), in rows of sentences that have ended.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> cache = init_cache(config, batch_size=2, num_beams=3, max_length=5)
@@ -122,9 +150,7 @@ class Cache(struct.PyTreeNode):
     length: jax.Array | int
     encoder_kv: tuple[LayerCache, ...] = ()
     padding_mask: AnyArray | None = None
-    left_padding: AnyArray | None = None
     beam_ancestors: jax.Array | None = None
-    is_ring: bool = struct.field(pytree_node=False, default=False)
 
     @property
     def max_length(self) -> int:
@@ -137,20 +163,11 @@ class Cache(struct.PyTreeNode):
         return 1 if self.beam_ancestors is None else self.beam_ancestors.shape[1]
 
     def mask(self) -> AttentionMask:
-        """The mask [B*W, T, L] of the next T tokens: causal, without the padding before."""
-        if self.left_padding is None:
-            return AttentionMask(causal=True, offset=self.length, from_cache=True)
-        slots = jnp.arange(self.max_length)
-        if self.is_ring:
-            ages = (self.length - slots) % self.max_length
-            real = ages[None] <= (self.length - self.left_padding)[:, None]
-            real, slot = real.repeat(self.num_beams, axis=0), self.length % self.max_length
-            return AttentionMask(offset=slot, padding_mask=real, from_cache=True)
-        real = (slots[None] >= self.left_padding[:, None]).repeat(self.num_beams, axis=0)
-        return AttentionMask(causal=True, offset=self.length, padding_mask=real, from_cache=True)
+        """The causal mask [B, T, L] of the next T tokens."""
+        return AttentionMask(causal=True, offset=self.length, from_cache=True)
 
     def mask_of_beams(self, mask: AttentionMask, count: int) -> AttentionMask:
-        """`mask` [B*W, T, L] of T = `count` tokens as that [B, W*T, L*slots] of folded queries."""
+        """`mask` [B, T, L] of T = `count` tokens as that [B, W*T, L*slots] of folded queries."""
         if self.beam_ancestors is None:
             return mask
         batch, beams, length = self.beam_ancestors.shape
@@ -158,12 +175,11 @@ class Cache(struct.PyTreeNode):
         allowed = (self.beam_ancestors[..., None] == slots[None, None, None])[:, :, None]
         dense = mask.materialize(count, length)
         if dense is not None:
-            dense = jnp.broadcast_to(dense, (batch * beams, 1, count, length))
-            allowed = allowed & dense.reshape(batch, beams, count, length, 1)
+            allowed = allowed & dense[..., None]
         explicit = allowed.reshape(batch, beams * count, -1)
         return AttentionMask(offset=mask.offset, explicit=explicit, from_cache=True)
 
-    def bias_of_beams(self, bias: Float[Array, "1 N T L"] | None) -> Float[Array, "1 N Q S"] | None:
+    def bias_of_beams(self, bias: Float[Array, "_ N T L"] | None) -> Float[Array, "_ N Q S"] | None:
         """`bias` for the Q = W*T folded queries on the S = L*slots keys."""
         beams, slots = self.num_beams, self.layers[0].slots
         if bias is None or beams == slots == 1:
@@ -172,13 +188,11 @@ class Cache(struct.PyTreeNode):
 
     def positions(self, count: int) -> Int[Array, " T"] | Int[Array, "R T"]:
         """The positions of the next T = `count` tokens in their sentences; R = B*W."""
-        positions = self.length + jnp.arange(count)
-        if self.left_padding is None:
-            return positions
-        # Padding and what follows an ended sentence have no position: they stay inside the table.
-        positions = positions[None] - self.left_padding[:, None]
-        positions = jnp.clip(positions, 0, self.max_length - 1)
-        return positions.repeat(self.num_beams, axis=0)
+        if not jnp.ndim(self.length):
+            return self.length + jnp.arange(count)
+        positions = jnp.asarray(self.length)[:, None] + jnp.arange(count)[None]
+        # What follows an ended sentence has no position: it stays inside the table.
+        return jnp.minimum(positions, self.max_length - 1).repeat(self.num_beams, axis=0)
 
     def advance(self, layers: tuple[LayerCache, ...], count: int) -> "Cache":
         """The cache with the blocks' `layers`, after `count` more tokens."""
@@ -197,49 +211,24 @@ class Cache(struct.PyTreeNode):
                 return self
             ancestors = jnp.zeros((batch, 1, self.max_length), jnp.int32)
         inherited = jnp.take_along_axis(ancestors, parents[:, :, None], axis=1)
-        slots = jnp.arange(self.max_length)[None, None]
-        next_slot = self.length % self.max_length
-        written = slots != next_slot if self.is_ring else slots < self.length
+        lengths = jnp.asarray(self.length).reshape(-1, 1, 1)
+        written = jnp.arange(self.max_length)[None, None] < lengths
         ancestors = jnp.where(written, inherited, _beam_numbers(beams))
         layers = self.layers
         if beams > layers[0].slots:
             layers = tuple(layer.with_slots(beams) for layer in layers)
         return self.replace(layers=layers, beam_ancestors=ancestors)
 
-    def as_ring(self) -> "Cache":
-        """The cache as a ring, into which sentences enter."""
-        start = jnp.zeros(self.layers[0].groups[0], jnp.int32)
-        return self.replace(length=jnp.asarray(self.length), left_padding=start, is_ring=True)
-
-    def enter(self, rows: Int[Array, " K"], new: "Cache") -> "Cache":
-        """The ring with the sentences of `new`, a cache of the same sizes, in `rows`.
-
-        The tokens that `new` has become the last ones of the ring.
-        """
-        padding = jnp.zeros_like(rows) if new.left_padding is None else new.left_padding
-        start = self.length - (new.length - padding)
-        layers, shift = self.layers, (self.length - new.length) * self.layers[0].slots
-        if not isinstance(new.length, int) or new.length:
-            pairs = zip(layers, new.layers, strict=True)
-            layers = tuple(layer.put(rows, other, shift) for layer, other in pairs)
-        pairs = zip(self.encoder_kv, new.encoder_kv, strict=True)
-        old = self.left_padding, self.padding_mask
-        left_padding, padding_mask = jax.tree.map(
-            lambda x, other: x.at[rows].set(other), old, (start, new.padding_mask)
-        )
-        return self.replace(
-            layers=layers,
-            left_padding=left_padding,
-            encoder_kv=tuple(layer.put(rows, other) for layer, other in pairs),
-            padding_mask=padding_mask,
-        )
+    def truncate(self, lengths: Int[Array, " B"] | Int[Array, ""]) -> "Cache":
+        """The cache with the first `lengths` tokens of each sentence."""
+        return self.replace(length=lengths)
 
     def check_room(self, count: int) -> None:
         """Raises `ValueError` if `count` more tokens do not fit.
 
         While tracing, `length` is unknown: then only `count` itself is compared with the room.
         """
-        length = 0 if isinstance(self.length, Tracer) else int(self.length)
+        length = 0 if isinstance(self.length, Tracer) else int(np.asarray(self.length).max())
         if length + count > self.max_length:
             raise ValueError(
                 f"{count} more tokens were given to a cache with {length} of max_length="
@@ -292,25 +281,6 @@ def init_cache(
     return Cache(layers, 0, beam_ancestors=ancestors)
 
 
-def sees_order(config: TransformerConfig) -> bool:
-    """Whether a model's attention depends on the order of the slots of a cache.
-
-    So it does with a window, ALiBi and relative positions, and may with schemes of your own.
-    """
-    free = NoPositions, Sinusoidal, Learned, Rotary
-    return config.attention.window is not None or type(config.positions) not in free
-
-
-def check_order(cache: Cache, config: TransformerConfig) -> None:
-    """Raises `ConfigError` for a ring of a model that `sees_order`."""
-    if cache.is_ring and sees_order(config):
-        scheme, window = type(config.positions).__name__, config.attention.window
-        raise ConfigError(
-            f"positions={scheme} with window={window} need a cache in the order of the tokens, "
-            "which the ring of a decoding.Queue does not keep: decode without a Queue"
-        )
-
-
 @dataclass(frozen=True)
 class FoldBeams:
     """`attention_fn` of the queries of R = B*W rows on the keys and values of B sentences.
@@ -330,7 +300,7 @@ class FoldBeams:
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
         /,
-        bias: Float[Array, "1 N Q S"] | None = None,
+        bias: Float[Array, "_ N Q S"] | None = None,
         **options: Any,
     ) -> Float[Array, "R T N Hv"]:
         """The result for each row; `options` are passed on."""

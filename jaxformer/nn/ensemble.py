@@ -15,7 +15,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import Cache
 
 # The members share what only the sentences decide.
-_CACHE_AXES = Cache(0, None, 0, None, None, None)  # type: ignore[arg-type]
+_CACHE_AXES = Cache(0, None, 0, None, None)  # type: ignore[arg-type]
 
 
 def stack_members(members: Sequence[Any]) -> Any:
@@ -97,6 +97,10 @@ class EnsembleCache(struct.PyTreeNode):
             lambda cache: cache.reorder_beams(parents), (_CACHE_AXES,), _CACHE_AXES
         )
         return EnsembleCache(reorder(self.members))
+
+    def truncate(self, lengths: Int[Array, " B"] | Int[Array, ""]) -> "EnsembleCache":
+        """The cache with the first `lengths` tokens of each sentence."""
+        return EnsembleCache(self.members.truncate(lengths))
 
 
 def _shapes(params: Any) -> dict[str, str]:

@@ -270,15 +270,13 @@ class DecoderOnly(DecodingModel):
         *,
         max_length: int,
         num_beams: int = 1,
-        left_padding: Int[AnyArray, " B"] | None = None,
     ) -> Cache:
         """An empty cache for `batch_size` x `num_beams` texts of up to `max_length` tokens.
 
-        `left_padding`: how many padding tokens come before each text, so that texts of different
-        lengths end at the same place. They count in `max_length`, and nothing attends to them.
+        Texts of different lengths are read with padding at their ends; `Cache.truncate` then gives
+        each its own length.
         """
-        cache = init_cache(self.config, batch_size, num_beams, max_length)
-        return cache.replace(left_padding=left_padding)
+        return init_cache(self.config, batch_size, num_beams, max_length)
 
 
 def mean_of_tokens(

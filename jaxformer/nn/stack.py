@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
-from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache, check_order
+from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
@@ -82,7 +82,7 @@ class Positions(nn.Module):
     @nn.compact
     def __call__(
         self, x: Float[Array, "R T D"], at: Places
-    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
+    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "_ N T S"] | None]:
         """`x` with positions, the rotation of queries and keys, and the bias of the logits."""
         params = {}
         specs = self.scheme.params(x.shape[-1], at.num_heads, self.max_len, self.table_init)
@@ -157,11 +157,10 @@ class Stack(nn.Module):
 
         `positions` default to 0, 1, ... after the tokens already in `cache`. Raises `ValueError`
         for more tokens than fit into `cache` (see `Cache.check_room`), and for a dropout key in
-        `rngs` without `dropout_rng`; `ConfigError` for a ring of a model that `sees_order`.
+        `rngs` without `dropout_rng`.
         """
         if cache is not None:
             cache.check_room(x.shape[1])
-            check_order(cache, self.config)
         dropout_rng = as_dropout_rng(dropout_rng, len(x))
         length = x.shape[1] if cache is None else cache.max_length
         x, rotation, bias = self.add_positions(x, mask, positions, length)
@@ -195,9 +194,9 @@ class Stack(nn.Module):
         mask: AttentionMask,
         positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None,
         length: int,
-    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "1 N T S"] | None]:
+    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "_ N T S"] | None]:
         """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
-        queries = mask.offset + jnp.arange(x.shape[1])
+        queries = mask.query_positions(x.shape[1])
         # Positions of the caller's may be any of the recipe's.
         max_len = None if positions is None else max(length, self.config.max_len)
         positions = queries if positions is None else jnp.asarray(positions)

@@ -131,8 +131,15 @@ def keep_elements(
 
     Pallas kernels compute their block of a mask with it.
     """
-    hashed = _mix(_mix(key + column * _ODD) ^ second)
+    hashed = hash_elements(key, second, column)
     return hashed < np.uint32(min((1.0 - rate) * 2.0**32, 2.0**32 - 1))
+
+
+def hash_elements(
+    key: UInt32[Array, "..."], second: UInt32[Array, "..."], column: UInt32[Array, "..."]
+) -> UInt32[Array, "..."]:
+    """32 random bits for each column, given the two words of its row; all broadcast."""
+    return _mix(_mix(key + column * _ODD) ^ second)
 
 
 class Dropout(NamedTuple):

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool
+from jaxtyping import Bool, Int
 
 from jaxformer.errors import ConfigError
 
@@ -32,13 +32,13 @@ class AttentionMask:
     A key is seen where all attributes allow it.
 
     `causal`: query t sees no key after position `offset` + t. `offset`: the position of query 0
-    among the keys (with a cache: the number of tokens before it), a number or an int32 scalar; a
-    Python int stays known while tracing. `window`: with `causal`, only the last `window` keys.
-    `padding_mask` [B, S]: True at real tokens. `query_segments` [B, T] and `key_segments` [B, S]:
-    a query sees only keys of its own segment. `explicit` [B, T, S]: True where a query may see a
-    key, for whatever the other attributes cannot express. `from_cache`: the keys are those of a
-    cache, so what an attention function for one kind of device does not support is left to
-    `reference`.
+    among the keys (with a cache: the number of tokens before it), a number, an int32 scalar or one
+    of each example [B]; a Python int stays known while tracing. `window`: with `causal`, only the
+    last `window` keys. `padding_mask` [B, S]: True at real tokens. `query_segments` [B, T] and
+    `key_segments` [B, S]: a query sees only keys of its own segment. `explicit` [B, T, S]: True
+    where a query may see a key, for whatever the other attributes cannot express. `from_cache`: the
+    keys are those of a cache, so what an attention function for one kind of device does not support
+    is left to `reference`.
 
         causal, T=3, S=3   causal, offset=2, T=2, S=4   padding_mask=[1 1 0]   segments 1 1 2
             1 0 0                  1 1 1 0                   1 1 0                  1 1 0
@@ -126,15 +126,23 @@ class AttentionMask:
             explicit=cut(cut(self.explicit, query, queries), key, keys, 2),
         )
 
+    def query_positions(self, queries: int) -> Int[Array, " T"] | Int[Array, "B T"]:
+        """The positions of the queries among the keys, of all examples or of each."""
+        numbers = jnp.arange(queries)
+        if not jnp.ndim(self.offset):
+            return self.offset + numbers
+        return jnp.asarray(self.offset)[:, None] + numbers[None]
+
     def materialize(self, queries: int, keys: int) -> Bool[Array, "#B 1 T S"] | None:
         """The matrix, True where a query may attend to a key; None where all may."""
         parts: list[Any] = []
         if self.causal:
-            distance = self.offset + jnp.arange(queries)[:, None] - jnp.arange(keys)[None, :]
+            places = self.query_positions(queries).reshape(-1, queries, 1)
+            distance = places - jnp.arange(keys)[None, None]
             seen = distance >= 0
             if self.window is not None:
                 seen &= distance < self.window
-            parts.append(seen[None, None])
+            parts.append(seen[:, None])
         if self.padding_mask is not None:
             parts.append(self.padding_mask[:, None, None, :])
         if self.query_segments is not None and self.key_segments is not None:

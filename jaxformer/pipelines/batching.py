@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,11 +14,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.decoding import Step
 from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.blocks import REMAT, Block
-from jaxformer.nn.cache import sees_order
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
-from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly
-from jaxformer.nn.stack import unstack_blocks
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import PAD, Template, Tokenizer
 
@@ -26,9 +23,6 @@ Texts = Iterable[str]
 
 BATCH_SIZE = 64
 """The most texts in a batch."""
-
-# A program's results stay on its device until its last text has ended.
-_MOST_IN_QUEUE = 16
 
 _HEADS = (Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier)
 _MODELS = (DecoderOnly, EncoderDecoder, EncoderOnly, *_HEADS)
@@ -156,52 +150,9 @@ def split_batch(count: int, programs: int, batch_size: int) -> int:
     return min(next_power_of_two(-(-count // programs)), batch_size)
 
 
-def split_queue(count: int, programs: int, rows: int) -> int:
-    """The most items, of `count`, that a program takes if all but `rows` wait for a row."""
-    return min(-(-count // programs), _MOST_IN_QUEUE * rows) if rows > 1 else rows
-
-
-def divide(
-    items: list[Any], rows: int, most: int, programs: int = 1
-) -> Iterator[tuple[list[Any], int]]:
-    """`items` in parts of `rows`, or where they wait for a row of up to `most`; the padded sizes.
-
-    Of parts with a queue there are as many for each of `programs` that run side by side, and they
-    have the same mix of items.
-    """
-    if most <= rows or len(items) <= rows:
-        for start in range(0, len(items), rows):
-            yield items[start : start + rows], rows
-        return
-    count = programs * -(-len(items) // (programs * most))
-    for start in range(count):
-        yield items[start::count], next_power_of_two(most)
-
-
-def can_refill(model: Any, params: Any) -> bool:
-    """Whether `decoding.Queue` serves `model`: on one device, where the order of slots is free.
-
-    Another block than those here may need the order.
-    """
-    if not isinstance(model, DecodingModel) or model.block not in (Block, *REMAT.values()):
-        return False
-    return not sees_order(model.config) and strategy_of(params).mesh.size == 1
-
-
 def padded_length(length: int, max_len: int) -> int:
     """16, 32, 64, ... or `max_len`: the least of them that is at least `length` <= `max_len`."""
     return min(max(16, next_power_of_two(length)), max_len)
-
-
-def sliding_round(max_len: int) -> tuple[int, int]:
-    """The last tokens that the model sees of a text that slides, and the new ones of a round."""
-    half = max(1, max_len // 2)
-    return max(1, max_len - half), half
-
-
-def prefix_length(size: int, length: int, max_len: int) -> int:
-    """The padded length of prompts of `size` tokens before their last, if `length` are added."""
-    return padded_length(size - 1, max_len - length) if size > 1 else 0
 
 
 def next_power_of_two(n: int) -> int:
@@ -216,14 +167,6 @@ def pad_right(
     padded = np.full((batch, length), pad, np.int32)
     for row, text in enumerate(texts):
         padded[row, : len(text)] = text
-    return padded
-
-
-def pad_left(texts: Sequence[Sequence[int]], batch: int, length: int) -> Int[np.ndarray, "B T"]:
-    """`texts` as [batch, length] int32, padded at their beginnings."""
-    padded = np.full((batch, length), PAD, np.int32)
-    for row, text in enumerate(texts):
-        padded[row, length - len(text) :] = text
     return padded
 
 
@@ -270,17 +213,6 @@ def compile_for(
 
 def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
     return leaf.sharding if isinstance(leaf, jax.Array) else None
-
-
-def unstacked(model: Any, params: Any) -> tuple[Any, Any]:
-    """The same model without `scan_layers`, and its parameters.
-
-    A step of decoding then reads weights and cache of a layer where they are. A scan copies them
-    out of its stacked arrays, for each token.
-    """
-    if not isinstance(model, DecodingModel) or not model.config.scan_layers:
-        return model, params
-    return model.clone(config=replace(model.config, scan_layers=False)), unstack_blocks(params)
 
 
 def make_step_fn(model: nn.Module, params: Any) -> Step:

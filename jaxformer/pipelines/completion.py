@@ -1,50 +1,67 @@
 """The beginning of a text in, its continuation out: at once, or piece by piece."""
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from contextlib import closing
+import itertools
+import warnings
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from itertools import groupby
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Int
 
 from jaxformer.decoding import (
     CompletionOptions,
-    Hypotheses,
     Prompts,
+    SampleState,
     SamplingConfig,
+    begin_sampling,
+    put_rows,
+    sample_more,
+    take_rows,
 )
+from jaxformer.decoding.hypotheses import row_values
+from jaxformer.decoding.sampling import VALUES
+from jaxformer.distributed import Strategy, strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
     as_given,
-    can_refill,
     check_id,
     check_inputs,
-    compile_for,
-    divide,
+    make_step_fn,
     next_power_of_two,
-    pad_left,
     pad_right,
-    prefix_length,
-    sliding_round,
-    split_batch,
-    split_queue,
 )
-from jaxformer.pipelines.continuation import Round, continue_ids
-from jaxformer.pipelines.streaming import PartialText, run_streaming
+from jaxformer.pipelines.partial_text import PartialText
+from jaxformer.pipelines.rows import (
+    FOREVER,
+    Search,
+    compile_piece,
+    decode_rows,
+    empty_state,
+    entering_rows,
+    num_rows,
+    prepare,
+)
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Tokenizer
 
+TOKENS_AT_ONCE = 8
+"""The number of tokens between two looks at a text, for its pieces and its stop strings."""
+
+# The tokens of a prompt that are read together, and those that are left where they begin to pay.
+_WIDTHS = {256: 192, 64: 48, 16: 0}
+
 Prompt = str | Sequence[int]
 """A text, or the ids of one, such as a chat template's with its special tokens."""
 _Setting = SamplingConfig | CompletionOptions
-_Pieces = Generator[tuple[PartialText, str], None, None]
-_Job = Callable[[], _Pieces]
-"""Completes the texts of one batch and yields their pieces."""
 
 
 class Completion(NamedTuple):
@@ -108,12 +125,11 @@ def complete(
 
     The continuation of prompt i depends on the seed of the settings and on its example id,
     `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
-    prompts than they have rows, 64 each, the next takes the row of one that has ended (on one
-    device, without stop strings, window, ALiBi and relative positions). A text is read as the
-    folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS. Raises
-    `DataError` for no prompt, and for an empty one if there is no BOS, `ConfigError` for a prompt
-    that does not fit `max_len`, for another model, and for a tokenizer and settings that do not
-    fit.
+    prompts than they have rows, 64 each, the next takes the row of one that has ended. A text is
+    read as the folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS.
+    Raises `DataError` for no prompt, and for an empty one if there is no BOS, `ConfigError` for a
+    prompt that does not fit `max_len`, for another model, and for a tokenizer and settings that do
+    not fit.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
@@ -128,10 +144,13 @@ def complete(
     >>> round(float(jnp.exp(added.log_probs[0])), 3)  # each of the 10 tokens is as likely
     0.1
     """
-    run, texts = _start(loaded, prompts, settings, changes, first_example_id)
-    jobs = run.jobs(texts, streams=bool(run.options.stop))
-    for _ in concurrently((partial(_exhaust, job) for job in jobs), run.programs):
-        pass
+    call, texts = _start(loaded, prompts, settings, changes, first_example_id)
+    step = TOKENS_AT_ONCE if call.options.stop else FOREVER
+    programs = concurrency(call.params)
+    jobs = (partial(deque, pieces, 0) for pieces in call.jobs(texts, programs, step))
+    deque(concurrently(jobs, programs), 0)
+    if any(np.isnan(text.log_probs).any() for text in texts):
+        warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=2)
     if not details:
         return as_given(prompts, [text.text for text in texts])
     completions = [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
@@ -148,24 +167,11 @@ def stream(
     """Pairs of a prompt's index and a new piece of its continuation, as soon as it is written.
 
     The pieces of a prompt joined are the text that `complete` returns; no piece holds half a
-    character. The program runs ahead; closing the iterator stops it. Raises at once what
-    `complete` raises.
+    character. A piece is what up to 8 tokens add. Raises at once what `complete` raises.
     """
-    run, texts = _start(loaded, prompts, settings, changes, first_example_id)
-    jobs = run._replace(programs=1).jobs(texts, streams=True)
-    return _indexed_pieces(jobs, first_example_id)
-
-
-def _exhaust(job: _Job) -> None:
-    for _ in job():
-        pass
-
-
-def _indexed_pieces(jobs: Iterator[_Job], first_example_id: int) -> Iterator[tuple[int, str]]:
-    for job in jobs:
-        with closing(job()) as pieces:
-            for text, piece in pieces:
-                yield text.example_id - first_example_id, piece
+    call, texts = _start(loaded, prompts, settings, changes, first_example_id)
+    pieces = itertools.chain.from_iterable(call.jobs(texts, 1, TOKENS_AT_ONCE))
+    return ((text.example_id - first_example_id, piece) for text, piece in pieces if piece)
 
 
 def _start(
@@ -174,7 +180,7 @@ def _start(
     settings: tuple[_Setting, ...],
     changes: dict[str, Any],
     first_example_id: int,
-) -> tuple["_Run", list[PartialText]]:
+) -> tuple["_Call", list[PartialText]]:
     """The values of the call, and the texts to write."""
     inputs, tokenizer, _ = check_inputs(loaded, prompts, DecoderOnly)
     config, options = loaded.choose_settings(settings, changes, SamplingConfig, CompletionOptions)
@@ -203,8 +209,11 @@ def _start(
             )
         number, stop = first_example_id + i, options.stop
         texts.append(PartialText(number, ids, tokenizer, max_new_tokens=length, eos=eos, stop=stop))
-    known, count = tokenizer.vocab_size, concurrency(loaded.params)
-    return _Run(model, loaded.params, config, options, known, len(texts), count), texts
+    unknown = range(tokenizer.vocab_size, model.config.vocab_size)
+    suppressed = *(x for x in unknown if x not in config.suppress_tokens), *config.suppress_tokens
+    config = replace(config, suppress_tokens=suppressed)
+    model, params = prepare(model, loaded.params)
+    return _Call(model, params, config, options, eos), texts
 
 
 def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
@@ -230,138 +239,222 @@ def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[in
     return encoded
 
 
-class _Run(NamedTuple):
-    """The values that all batches of a call share."""
+class NewTexts(NamedTuple):
+    """K texts that enter rows: arrays [K, ...], but for the `seed` of all."""
+
+    prompts: Prompts
+    context: Int[AnyArray, " K"]  # how many tokens before the last one the model sees
+    values: dict[str, AnyArray]
+    seed: Int[AnyArray, ""]
+
+
+@partial(jax.jit, static_argnames=("model", "config", "eos"), donate_argnames="state")
+def read_prompts(
+    model: DecoderOnly,
+    params: Any,
+    state: SampleState,
+    rows: Int[AnyArray, " K"],
+    new: NewTexts,
+    tokens: Int[AnyArray, "K T"],
+    start: Int[AnyArray, ""],
+    *,
+    config: SamplingConfig,
+    eos: tuple[int, ...],
+) -> SampleState:
+    """`state` with `new` in `rows`, after the tokens of their contexts from `start` on are read.
+
+    Called for one part of the contexts after the other; those of earlier parts are kept.
+    """
+    cache = take_rows(state.cache, rows)
+    # What an earlier text has left is masked, but NaN would not be.
+    cache = jax.tree.map(lambda x: jnp.where(start == 0, jnp.zeros_like(x), x), cache)
+    cache = cache.truncate(start)
+    # Nothing uses these logits, so the compiler leaves them out.
+    _, cache = model.apply({"params": params}, tokens[:, None], cache, method="decode_step")
+    cache, rng = cache.truncate(new.context), jax.random.key(new.seed)
+    begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, eos=eos)
+    return put_rows(state, rows, begun)
+
+
+@partial(jax.jit, static_argnames="model", donate_argnames="state")
+def continue_texts(
+    model: DecoderOnly,
+    params: Any,
+    state: SampleState,
+    stop: Bool[AnyArray, " R"],
+    n: Int[AnyArray, ""],
+    ended: Int[AnyArray, ""],
+) -> SampleState:
+    """`sample_more` by a model, after the texts of `stop` have been stopped."""
+    state = state.replace(stopped=state.stopped | stop)
+    return sample_more(make_step_fn(model, params), state, n, ended)
+
+
+def begin_rows(
+    model: DecoderOnly,
+    params: Any,
+    rows: int,
+    config: SamplingConfig,
+    eos: tuple[int, ...] = (),
+    *,
+    cache_length: int,
+) -> SampleState:
+    """A state of `rows` texts of `config.max_new_tokens` tokens at most."""
+    variables = {"params": params}
+    cache = model.apply(variables, rows, max_length=cache_length, method="init_cache")
+    zeros = jnp.zeros(rows, jnp.int32)
+    history = jnp.zeros((rows, config.max_new_tokens), jnp.int32)
+    prompts = Prompts(zeros, zeros, zeros, history, zeros)
+    state = begin_sampling(cache.truncate(zeros), prompts, jax.random.key(0), config, eos=eos)
+    return state
+
+
+def text_size(length: int) -> int:
+    """64, 96, 128, 192, 256, ...: the least of them that is at least `length`."""
+    size = next_power_of_two(max(length, 64))
+    return size * 3 // 4 if 64 < length <= size * 3 // 4 else size
+
+
+def reading_plan(count: int, room: int) -> list[tuple[int, int]]:
+    """(start, width) of the parts in which `count` tokens are read into `room` slots.
+
+    >>> reading_plan(70, 128), reading_plan(20, 29)  # the last part begins where it fits
+    ([(0, 64), (64, 16)], [(0, 16), (13, 16)])
+    """
+    widths = {width: least for width, least in _WIDTHS.items() if width <= room} or {room: 0}
+    plan, start = [], 0
+    while not plan or start < count:
+        width = next((w for w, least in widths.items() if count - start > least), min(widths))
+        plan.append((min(start, room - width), width))
+        start += width
+    return plan
+
+
+class _Call(NamedTuple):
+    """The values that all texts of a call share."""
 
     model: DecoderOnly
     params: Any
     config: SamplingConfig
     options: CompletionOptions
-    known: int  # ids of the tokenizer
-    num_texts: int
-    programs: int  # at a time
+    eos: tuple[int, ...]
 
-    @property
-    def batch_size(self) -> int:
-        return split_batch(self.num_texts, self.programs, BATCH_SIZE)
+    def jobs(
+        self, texts: list[PartialText], programs: int, tokens_at_once: int
+    ) -> Iterator[Iterator[tuple[PartialText, str]]]:
+        """Iterators that write `texts` to their ends, so that `programs` may run at a time."""
+        sizes = [text_size(len(text.prompt) + self.config.max_new_tokens) for text in texts]
+        for size in sorted(set(sizes)):
+            group = [text for text, other in zip(texts, sizes, strict=True) if other == size]
+            # Prompts that enter together are of similar length.
+            group.sort(key=lambda text: len(text.prompt))
+            programs = min(programs, len(group))
+            count = -(-len(group) // programs)
+            for number in range(programs):
+                part = group[number::programs]
+                yield decode_rows(self.search(part, count, size), part, _take, tokens_at_once)
 
-    def jobs(self, texts: list[PartialText], *, streams: bool) -> Iterator[_Job]:
-        """Jobs of some of `texts`; one that `streams` yields each piece at once."""
-        # Of several processes only one would get the tokens: there a round ends first.
-        callback = np.int32(0) if streams and jax.process_count() == 1 else None
-        waits = callback is None and can_refill(self.model, self.params)
-        for batch, rows, size, length in self.batches(texts, waits):
-            inputs = partial(self.inputs, batch, rows, size, length, callback)
-            settings = {"config": self.config, "eos": batch[0].eos, "length": length}
-            # Compiled here, under the caller's settings of JAX, which its threads do not share.
-            settings |= {"known": self.known, "chunk": self.options.prefill_chunk}
-            settings |= {"rows": self.batch_size} if rows > self.batch_size else {}
-            run = compile_for(self.params, continue_ids, self.model, inputs(), **settings)
-            yield partial(_write, run, inputs, batch)
+    def search(self, texts: list[PartialText], count: int, size: int) -> Search:
+        """The compiled search of `count` texts of at most `size` tokens."""
+        devices, max_len = strategy_of(self.params), self.model.config.max_len
+        room = min(size, max_len)
+        rows = num_rows(count, BATCH_SIZE, devices.mesh.shape["data"])
+        defaults = {name: getattr(SamplingConfig, name) for name in VALUES}
+        static = {"config": replace(self.config, max_new_tokens=size, **defaults), "eos": self.eos}
+        begin = partial(begin_rows, self.model, rows=rows, cache_length=room, **static)
+        state = empty_state(devices, rows, begin, self.params)
 
-    def batches(
-        self, texts: list[PartialText], waits: bool
-    ) -> Iterator[tuple[list[PartialText], int, int, int]]:
-        """(texts, padded number of them, how many of their last ids the model sees, new tokens).
+        def inputs(rows: AnyArray, part: Sequence[PartialText]) -> list[tuple[Any, ...]]:
+            """The arguments of `read_prompts` for each part of the contexts."""
+            new, tokens = self.inputs(len(rows), part, size)
+            plan = reading_plan(int(new.context.max()), room)
+            tokens = np.pad(tokens, ((0, 0), (0, max(0, room - tokens.shape[1]))))
+            parts = ((np.int32(start), tokens[:, start : start + n]) for start, n in plan)
+            return [(rows, new, part, start) for start, part in parts]
 
-        Where texts may wait for the row of another, a batch has more of them than `batch_size`.
+        rounds = [self.round(text) for text in texts]
+        counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
+        if slides := [seen for seen, new in rounds if new < self.config.max_new_tokens]:
+            counts = range(min(counts), max(slides) + 1)
+        counts = {count - 1 for count in counts}
+        widths = {width for count in counts for _, width in reading_plan(count, room)}
+        *some, _, start = inputs(np.zeros(entering_rows(rows), np.int32), texts[:1])[0]
+        compiled = partial(compile_piece, self.model, self.params)
+        read = {
+            width: compiled(
+                read_prompts, state, *some, _zeros(len(some[0]), width), start, **static
+            )
+            for width in sorted(widths)
+        }
+        numbers = np.int32(0), np.int32(0)
+        more = compiled(continue_texts, state, np.ones(rows, bool), *numbers)
+
+        def enter(state: Any, rows: AnyArray, part: Sequence[PartialText]) -> Any:
+            for arrays in inputs(rows, part):
+                state = read[arrays[2].shape[1]](state, *arrays)
+            return state
+
+        return Search(rows, state, enter, more, partial(_written, devices))
+
+    def round(self, text: PartialText) -> tuple[int, int]:
+        """How many tokens `text` sees when it enters, and how many it may then get.
+
+        A text that does not fit slides: it sees its last tokens, beside room for max_len // 2.
         """
-        max_len, rows = self.model.config.max_len, self.batch_size
-        length = self.config.max_new_tokens
-        order = sorted(texts, key=lambda text: len(text.prompt))
-        count = sum(len(text.prompt) + length <= max_len for text in texts)
-        fit, slide = order[:count], order[count:]
-        most = split_queue(count, self.programs, rows) if waits else rows
-
-        def prefix(text: PartialText) -> int:
-            return prefix_length(len(text.prompt), length, max_len)
-
-        groups = [group for group, _ in divide(fit, BATCH_SIZE, BATCH_SIZE)]
-        if most > rows:  # the prompts of a queue have one padded length
-            groups = [list(group) for _, group in groupby(fit, prefix)]
-        for similar in groups:
-            size = max(len(text.prompt) for text in similar)
-            for batch, padded in divide(similar, rows, most, self.programs):
-                yield _by_id(batch), padded, size, length
-        for batch, padded in divide(slide, rows, rows):
-            yield _by_id(batch), padded, *sliding_round(max_len)
+        max_len, new = self.model.config.max_len, self.config.max_new_tokens
+        if len(text.prompt) + new <= max_len:
+            return max_len, new
+        half = max(1, max_len // 2)
+        return max(1, max_len - half), half
 
     def inputs(
-        self,
-        batch: list[PartialText],
-        rows: int,
-        size: int,
-        length: int,
-        callback: np.int32 | None,
-    ) -> Round:
-        """The inputs of the next round of the texts of `batch`, in `rows` rows."""
-        contexts, config = [text.context(size) for text in batch], self.config
-        prefix = prefix_length(size, length, self.model.config.max_len)
-        tokens = pad_left(contexts, rows, prefix + 1)
+        self, count: int, texts: Sequence[PartialText], size: int
+    ) -> tuple[NewTexts, Int[np.ndarray, "K T"]]:
+        """`texts` in `count` rows, and the tokens before the last one that each of them sees."""
+        texts = [*texts, *[texts[0]] * (count - len(texts))]
+        rounds = [self.round(text) for text in texts]
+        contexts = [text.context(seen) for text, (seen, _) in zip(texts, rounds, strict=True)]
+        wholes = [text.prompt + text.ids for text in texts]
+        limits = [
+            len(text.ids) + min(text.left, new)
+            for text, (_, new) in zip(texts, rounds, strict=True)
+        ]
 
-        def column(values: list[int]) -> np.ndarray:
-            """[rows] int32, with zeros for rows without a text."""
-            return np.array(values + [0] * (rows - len(values)), np.int32)
+        def column(values: Iterable[int]) -> Int[np.ndarray, " K"]:
+            return np.array([*values], np.int32)
 
         prompts = Prompts(
-            last_tokens=tokens[:, -1],
-            max_new_tokens=column([text.left for text in batch]),
-            example_ids=column([text.example_id for text in batch]),
-            step_offset=np.int32(max(len(text.ids) for text in batch)),
+            last_tokens=column(ids[-1] for ids in contexts),
+            max_new_tokens=column(limits),
+            example_ids=column(text.example_id for text in texts),
+            history=pad_right(wholes, count, size),
+            history_lengths=column(map(len, wholes)),
+            written=column(len(text.ids) for text in texts),
         )
-        if config.repetition_penalty != 1 or config.no_repeat_ngram_size:
-            texts = [text.prompt + text.ids for text in batch]
-            # The size is the same in all rounds, so that they are one program.
-            prompts_end = max(len(text.prompt) for text in batch)
-            most = next_power_of_two(prompts_end + config.max_new_tokens)
-            history = pad_right(texts, rows, most)
-            lengths = column([len(text) for text in texts])
-            prompts = prompts._replace(history=history, history_lengths=lengths)
-        left_padding = column([prefix + 1 - len(context) for context in contexts])
-        rng = jax.random.key(self.options.seed)
-        return Round(tokens, left_padding, prompts, rng, callback)
+        context, values = (
+            column(len(ids) - 1 for ids in contexts),
+            row_values(self.config, VALUES, count),
+        )
+        new = NewTexts(prompts, context, values, np.uint32(self.options.seed))
+        return new, pad_right([ids[:-1] for ids in contexts], count, int(context.max()))
 
 
-def _write(
-    program: Callable[[Round], Hypotheses], inputs: Callable[[], Round], batch: list[PartialText]
-) -> _Pieces:
-    """Writes the texts of `batch` to their ends, in rounds of one program."""
-    while not all(text.done for text in batch):
-        written = [len(text.ids) for text in batch]
-        hypotheses = yield from _run(program, inputs(), batch)
-        for row, text in enumerate(batch):
-            log_probs = hypotheses.log_probs[row, 0, : len(text.ids) - written[row]]
-            text.log_probs.extend(log_probs.tolist())
+def _zeros(*shape: int) -> Int[np.ndarray, "..."]:
+    return np.zeros(shape, np.int32)
 
 
-def _by_id(texts: list[PartialText]) -> list[PartialText]:
-    return sorted(texts, key=lambda text: text.example_id)
+def _written(devices: Strategy, state: SampleState) -> tuple[Bool[np.ndarray, " R"], Any]:
+    numbers = state.prompt_lengths, state.starts, state.lengths
+    stopped, *rest = devices.gather((state.stopped, *numbers, state.history, state.log_probs))
+    return stopped, tuple(rest)
 
 
-def _run(
-    program: Callable[[Round], Hypotheses], inputs: Round, batch: list[PartialText]
-) -> Generator[tuple[PartialText, str], None, Hypotheses]:
-    """Yields what one round of `program` adds to the texts of `batch`; returns its result."""
-
-    added = 0
-
-    def add_tokens(tokens):
-        nonlocal added
-        added += 1
-        pieces, stop = [], np.ones(len(tokens), bool)
-        for row, text in enumerate(batch):
-            piece = "" if text.done else text.add(int(tokens[row]))
-            pieces += [(text, piece)] if piece else []
-            stop[row] = text.done
-        return pieces, stop
-
-    def run(number):
-        return program(inputs._replace(callback=np.int32(number)))
-
-    if inputs.callback is None:
-        hypotheses = program(inputs)
-    else:
-        hypotheses = yield from run_streaming(run, add_tokens)
-    for tokens in hypotheses.tokens[:, 0, added:].T:
-        yield from add_tokens(tokens)[0]
-    return hypotheses
+def _take(text: PartialText, row: Any, stopped: bool) -> tuple[PartialText, str]:
+    """Adds the new tokens to `text`; the text that they add."""
+    prompt_length, start, length, history, log_probs = row
+    piece = ""
+    for place in range(prompt_length + len(text.ids), length):
+        if not text.done:
+            text.log_probs.append(float(log_probs[place - start]))
+            piece += text.add(int(history[place]))
+    return text, piece

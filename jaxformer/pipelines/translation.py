@@ -1,34 +1,55 @@
 """Sentences of one language in, sentences of another out."""
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
 import jax
+import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxformer.config import Learned, TransformerConfig
-from jaxformer.decoding import Hypotheses, Queue, SearchConfig, TranslationOptions, beam_search
+from jaxformer.decoding import (
+    BeamState,
+    Hypotheses,
+    SearchConfig,
+    TranslationOptions,
+    beam_more,
+    beam_search,
+    begin_beams,
+    put_rows,
+)
+from jaxformer.decoding.beam_search import VALUES
+from jaxformer.decoding.hypotheses import row_values
+from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
+from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import (
     Texts,
     as_given,
-    can_refill,
     check_id,
     check_inputs,
     check_lengths,
     check_texts,
-    compile_for,
-    divide,
     group_by_length,
     make_step_fn,
     pad_right,
-    split_batch,
-    split_queue,
-    unstacked,
+)
+from jaxformer.pipelines.rows import (
+    FOREVER,
+    Search,
+    compile_piece,
+    decode_rows,
+    empty_state,
+    entering_rows,
+    lay_out,
+    num_rows,
+    prepare,
 )
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
@@ -51,7 +72,7 @@ class Translation(NamedTuple):
     """The log-probability (nats) of each token."""
 
 
-@partial(jax.jit, static_argnames=("model", "search", "bos", "pad", "rows"))
+@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"))
 def translate_ids(
     model: EncoderDecoder,
     params: Any,
@@ -61,33 +82,81 @@ def translate_ids(
     *,
     bos: int = TranslationOptions.bos,
     pad: int = TranslationOptions.pad,
-    rows: int | None = None,
 ) -> Hypotheses:
     """The `search.beam_size` best translations of each row of `source`, padded with `pad`.
 
     Translation b has at most `max_new_tokens[b]` tokens, and all at most `search.max_new_tokens`,
-    which must be given. With `rows` fewer than B, so many are translated together: when some end,
-    the next take their rows (`Queue`), up to the first with `max_new_tokens` 0. A pure function: it
-    can be jitted, vmapped (over an ensemble's `params`) and exported.
+    which must be given. A pure function: it can be jitted, vmapped (over an ensemble's `params`)
+    and exported.
     """
-    model, params = unstacked(model, params)
-
-    def begin(source: Int[Array, "B S"]) -> Any:
-        return model.apply(
-            {"params": params},
-            source,
-            source != pad,
-            max_length=search.max_new_tokens,
-            num_beams=search.beam_size,
-            method="init_cache",
-        )
-
-    cache: Any = begin(source) if rows is None else None
-    if rows is not None:
-        count = (max_new_tokens > 0).sum()
-        cache = Queue(lambda numbers: begin(source[numbers]), count, rows)
-    start = jax.numpy.full(source.shape[:1], bos, jax.numpy.int32)
+    model, params = lay_out(model, params)
+    cache = _encode(model, params, source, search, pad)
+    start = jnp.full(source.shape[:1], bos, jnp.int32)
     return beam_search(make_step_fn(model, params), cache, start, max_new_tokens, search)
+
+
+@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"), donate_argnames="state")
+def enter_sentences(
+    model: EncoderDecoder,
+    params: Any,
+    state: BeamState,
+    rows: Int[AnyArray, " K"],
+    source: Int[AnyArray, "K S"],
+    max_new_tokens: Int[AnyArray, " K"],
+    values: dict[str, AnyArray],
+    *,
+    search: SearchConfig,
+    bos: int,
+    pad: int,
+) -> BeamState:
+    """`state` with the sentences of `source` in `rows`."""
+    return put_rows(
+        state, rows, _begin(model, params, source, max_new_tokens, values, search, bos, pad)
+    )
+
+
+@partial(jax.jit, static_argnames="model", donate_argnames="state")
+def search_more(
+    model: EncoderDecoder,
+    params: Any,
+    state: BeamState,
+    stop: Bool[AnyArray, " R"],
+    n: Int[AnyArray, ""],
+    ended: Int[AnyArray, ""],
+) -> BeamState:
+    """`beam_more` by a model, without the sentences of `stop`."""
+    state = state.replace(stopped=state.stopped | stop)
+    return beam_more(make_step_fn(model, params), state, n, ended)
+
+
+def _begin(
+    model: EncoderDecoder,
+    params: Any,
+    source: Int[AnyArray, "K S"],
+    max_new_tokens: Int[AnyArray, " K"],
+    values: dict[str, AnyArray],
+    search: SearchConfig,
+    bos: int,
+    pad: int,
+) -> BeamState:
+    cache = _encode(model, params, source, search, pad)
+    cache = cache.truncate(jnp.zeros(len(source), jnp.int32))
+    start = jnp.full(source.shape[:1], bos, jnp.int32)
+    return begin_beams(cache, start, max_new_tokens, search, values=values)
+
+
+def _encode(
+    model: EncoderDecoder, params: Any, source: Int[AnyArray, "B S"], search: SearchConfig, pad: int
+) -> Any:
+    """The cache of a search in `source`."""
+    return model.apply(
+        {"params": params},
+        source,
+        source != pad,
+        max_length=search.max_new_tokens,
+        num_beams=search.beam_size,
+        method="init_cache",
+    )
 
 
 @overload
@@ -117,12 +186,10 @@ def translate(
     target_language="deu_Latn" for a model of many languages.
 
     A blank text gives an empty translation. Texts of similar length are translated together, in a
-    few shapes (16, 32, 64, ... tokens) with one compiled program each; on a CPU two run at a time.
-    Of more texts than `batch_size` the next takes the row of one that has ended (on one device,
-    without a window, ALiBi and relative positions). A translation does not depend on the other
-    texts. Raises `DataError` for no text and for one of
-    more than `max_len` tokens, `ConfigError` for another model, and for tokenizers, ids and
-    settings that do not fit.
+    few shapes (16, 32, 64, ... tokens) with two compiled programs each; on a CPU two run at a time.
+    Of more texts than `batch_size` the next takes the row of one that has ended. A translation does
+    not depend on the other texts. Raises `DataError` for no text and for one of more than `max_len`
+    tokens, `ConfigError` for another model, and for tokenizers, ids and settings that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
@@ -141,15 +208,8 @@ def translate(
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
     search, options = with_target_language(target, search, options)
 
-    def compile_batch(batch: SourceBatch) -> Callable[[], Hypotheses]:
-        sized = replace(search, max_new_tokens=batch.size)
-        arrays = batch.source, batch.max_new_tokens
-        static = {"search": sized, "bos": options.bos, "pad": options.pad, "rows": batch.rows}
-        run = compile_for(loaded.params, translate_ids, loaded.model, *arrays, **static)
-        return lambda: run(*arrays)
-
     sentences = encode_sources(loaded.model, lines, tokenizer, search, options)
-    results = translate_batches(loaded, sentences, target, search, options, compile_batch)
+    results = _translate(loaded, sentences, target, search, options)
     return as_given(texts, results if details else [best[0].text for best in results])
 
 
@@ -247,45 +307,110 @@ def check_special_ids(
         )
 
 
-class SourceBatch(NamedTuple):
-    """Sentences `indices` as `source` [B, S]; their translations take at most `size` tokens."""
+@dataclass
+class _Sentence:
+    """The ids of a source, the most tokens of its translation, and its translations."""
 
-    indices: list[int]
-    source: np.ndarray
-    max_new_tokens: np.ndarray
-    """The most tokens of the translation of each row."""
-    size: int
-    rows: int | None
-    """The number of sentences that are translated together; None: all."""
+    source: list[int]
+    limit: int
+    translations: list[Translation] = field(default_factory=list)
+    done: bool = False
 
 
-def translate_batches(
+def _translate(
     loaded: Loaded,
-    sentences: list[list[int]],
+    sources: list[list[int]],
     tokenizer: Tokenizer,
     search: SearchConfig,
     options: TranslationOptions,
-    compile_batch: Callable[[SourceBatch], Callable[[], Hypotheses]],
 ) -> list[list[Translation]]:
-    """The translations of `sentences`, as `encode_sources` gives them, in batches.
-
-    `compile_batch(batch)` compiles a program and returns a function that runs it. An empty sentence
-    has one empty translation.
-    """
-    config = loaded.model.config
+    """The translations of `sources`; an empty one has one empty translation."""
+    model, params = prepare(loaded.model, loaded.params)
+    config, count = model.config, concurrency(params)
     check_id("bos", options.bos, config.vocab_size)
-    count = concurrency(loaded.params)
-    total = sum(map(bool, sentences))
-    rows = split_batch(total, count, options.batch_size)
-    most = split_queue(total, count, rows) if can_refill(loaded.model, loaded.params) else rows
-    batches = list(_batches(sentences, config, search, options, (rows, most, count)))
-    runs = map(compile_batch, batches)
-    results = [[Translation("", 0.0, [], [])] for _ in sentences]
-    for batch, hypotheses in zip(batches, concurrently(runs, count), strict=True):
-        for row, index in enumerate(batch.indices):
-            limit = min(int(batch.max_new_tokens[row]), batch.size)
-            results[index] = _translations(hypotheses, row, tokenizer, search.eos, limit)
-    return results
+    sentences = [
+        _Sentence(ids, search.max_new_tokens or len(ids) + options.max_extra_tokens)
+        for ids in sources
+    ]
+    rows = num_rows(-(-sum(map(bool, sources)) // count), options.batch_size)
+    take = partial(_take, tokenizer=tokenizer, eos=search.eos)
+
+    def jobs() -> Iterator[Callable[[], Any]]:
+        for indices, size in group_by_length([*map(len, sources)], config.max_len, len(sources)):
+            # The longest begin first, so that rows end together.
+            group = [sentences[i] for i in reversed(indices)]
+            target = _target_size(model.config, group, size, search)
+            compiled = _compile(model, params, rows, size, target, search, options)
+            for number in range(min(count, len(group))):
+                texts = group[number::count]
+                decoded = decode_rows(compiled, texts, take, FOREVER)
+                yield partial(deque, decoded, 0)
+
+    deque(concurrently(jobs(), count), 0)
+    if any(np.isnan(x.score) for sentence in sentences for x in sentence.translations):
+        warnings.warn("the model's logits are NaN: the translations mean nothing", stacklevel=3)
+    empty = [Translation("", 0.0, [], [])]
+    return [sentence.translations if sentence.source else [*empty] for sentence in sentences]
+
+
+def _target_size(
+    model_config: TransformerConfig, group: list[_Sentence], size: int, search: SearchConfig
+) -> int:
+    """The most tokens of the translations of `group`, rounded up to one of few sizes."""
+    learned = isinstance(model_config.positions, Learned)
+    most = max(sentence.limit for sentence in group)
+    most = min(most, model_config.max_len) if learned else most
+    fewest = min(most, *(sentence.limit for sentence in group))
+    if search.min_new_tokens > fewest:
+        raise ConfigError(
+            f"min_new_tokens={search.min_new_tokens}, but the translation of a sentence may have "
+            f"at most {fewest} tokens: raise max_new_tokens or max_extra_tokens"
+        )
+    rounded = size + TranslationOptions.max_extra_tokens
+    while rounded < most:
+        size *= 2
+        rounded = size + TranslationOptions.max_extra_tokens
+    return min(rounded, model_config.max_len) if learned else rounded
+
+
+def _compile(
+    model: EncoderDecoder,
+    params: Any,
+    rows: int,
+    source_size: int,
+    target_size: int,
+    search: SearchConfig,
+    options: TranslationOptions,
+) -> Search:
+    """The compiled search in `rows` rows."""
+    devices = strategy_of(params)
+    rows = num_rows(rows, rows, devices.mesh.shape["data"])
+    count = entering_rows(rows)
+    defaults = {name: getattr(SearchConfig, name) for name in VALUES}
+    static = {"search": replace(search, max_new_tokens=target_size, **defaults)}
+    static |= {"bos": options.bos, "pad": options.pad}
+    values = row_values(search, VALUES, count)
+
+    def inputs(texts: Sequence[_Sentence]) -> tuple[Any, ...]:
+        limits = np.zeros(count, np.int32)
+        limits[: len(texts)] = [text.limit for text in texts]
+        source = pad_right([text.source for text in texts], count, source_size, options.pad)
+        return source, limits, values
+
+    def begin(params: Any) -> BeamState:
+        source, limits = jnp.zeros((rows, source_size), jnp.int32), jnp.zeros(rows, jnp.int32)
+        return _begin(model, params, source, limits, row_values(search, VALUES, rows), **static)
+
+    def read(state: BeamState) -> Any:
+        return devices.gather((state.stopped, state.finished))
+
+    state, compiled = (
+        empty_state(devices, rows, begin, params),
+        partial(compile_piece, model, params),
+    )
+    enter = compiled(enter_sentences, state, np.zeros(count, np.int32), *inputs([]), **static)
+    more = compiled(search_more, state, np.ones(rows, bool), np.int32(0), np.int32(0))
+    return Search(rows, state, lambda state, rows, x: enter(state, rows, *inputs(x)), more, read)
 
 
 def max_target_length(
@@ -300,46 +425,21 @@ def max_target_length(
     return min(length, model_config.max_len) if learned else length
 
 
-def _batches(
-    sentences: list[list[int]],
-    model_config: TransformerConfig,
-    search: SearchConfig,
-    options: TranslationOptions,
-    sizes: tuple[int, int, int],
-) -> Iterator[SourceBatch]:
-    """`sentences` in the parts that `divide(..., *sizes)` makes of a group; the longest last."""
-    rows = sizes[0]
-    groups = group_by_length([len(s) for s in sentences], model_config.max_len, len(sentences))
-    parts = ((*part, size) for group, size in groups for part in divide(group, *sizes))
-    for indices, batch_size, size in parts:
-        indices.reverse()  # The longest begin first, so that rows end together.
-        limits = [
-            search.max_new_tokens or len(sentences[i]) + options.max_extra_tokens for i in indices
-        ]
-        longest = max_target_length(model_config, size, search, options)
-        if search.min_new_tokens > min(*limits, longest):
-            raise ConfigError(
-                f"min_new_tokens={search.min_new_tokens}, but the translation of a sentence may "
-                f"have at most {min(*limits, longest)} tokens: raise max_new_tokens or "
-                "max_extra_tokens"
-            )
-        max_new_tokens = np.zeros(batch_size, np.int32)
-        max_new_tokens[: len(indices)] = limits
-        source = pad_right([sentences[i] for i in indices], batch_size, size, options.pad)
-        waiting = rows if batch_size > rows else None
-        yield SourceBatch(indices, source, max_new_tokens, longest, waiting)
-
-
-def _translations(
-    hypotheses: Hypotheses, row: int, tokenizer: Tokenizer, eos: tuple[int, ...], limit: int
-) -> list[Translation]:
-    translations = []
-    for tokens, score, log_probs in zip(*(leaf[row] for leaf in hypotheses), strict=True):
+def _take(
+    sentence: _Sentence, best: Hypotheses, stopped: bool, tokenizer: Tokenizer, eos: tuple[int, ...]
+) -> None:
+    """Sets the translations of a `sentence` whose search has `stopped`."""
+    if not stopped:
+        return
+    sentence.done = True
+    for tokens, score, log_probs in zip(*best, strict=True):
         if score == -np.inf:
             continue
+        tokens = tokens[: sentence.limit]
         ends = np.flatnonzero(np.isin(tokens, eos))
-        count = int(ends[0]) + 1 if ends.size else limit
+        count = int(ends[0]) + 1 if ends.size else len(tokens)
         ids = tokens[:count].tolist()
         text = tokenizer.decode(ids)
-        translations.append(Translation(text, float(score), ids, log_probs[:count].tolist()))
-    return translations
+        sentence.translations.append(
+            Translation(text, float(score), ids, log_probs[:count].tolist())
+        )

@@ -13,7 +13,6 @@ from flax import struct
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import (
     Prompts,
-    SamplerConfig,
     SamplingConfig,
     SearchConfig,
     TranslationOptions,
@@ -25,7 +24,6 @@ from jaxformer.decoding import (
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
-from jaxformer.pipelines import make_step_fn
 from jaxformer.text import tokenizers
 
 PAD, BOS, END = 0, 1, 2
@@ -136,7 +134,7 @@ def search_markov(table, first, limits, config):
 
 
 def drawing(temperature=1.0, **limits):
-    return make_sampler(SamplerConfig(temperature=temperature, **limits))
+    return make_sampler(SamplingConfig(temperature=temperature, **limits))
 
 
 def penalised(kind, exponent, total, count):
@@ -550,32 +548,6 @@ def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
         sample(step, NoMemory(), prompts._replace(example_ids=jnp.arange(3)), rng)
     with pytest.raises(ValueError, match=r"last_tokens has shape \(2, 1\)"):
         sample(step, NoMemory(), prompts._replace(last_tokens=FIRST[:, None]), rng)
-
-
-def test_eager_calls_with_a_models_step_compile_once(model, params, sources, compiled):
-    source = padded(sources[4:11], 19)
-    start = partial(model.apply, {"params": params}, source, source != PAD, method="init_cache")
-    cache, one = (jax.jit(partial(start, max_length=8, num_beams=n))() for n in (3, 1))
-    bos, limits, rng = jnp.full(7, BOS), jnp.full(7, 8), jax.random.key(0)
-    prompts, found = Prompts(bos, limits, jnp.arange(7)), []
-    for _ in range(2):
-        step = make_step_fn(model, params)
-        hypotheses = beam_search(step, cache, bos, limits, SearchConfig(beam_size=3))
-        texts = sample(
-            step, one, prompts, rng, SamplingConfig(max_new_tokens=8, temperature=0.7), eos=(END,)
-        )
-        found.append((hypotheses, texts, compiled[0]))
-    (first, drawn, programs), (second, again, later) = found
-    assert later == programs, "the second calls compile nothing"
-    assert np.array_equal(first.tokens, second.tokens) and np.array_equal(
-        drawn.tokens, again.tokens
-    )
-    expected = translate(model, params, source, np.full(7, 8), length=8)
-    assert np.array_equal(first.tokens, expected.tokens)
-    close(first.scores, expected.scores)
-    other = jax.tree.map(lambda leaf: -leaf, params)
-    changed = beam_search(make_step_fn(model, other), cache, bos, limits, SearchConfig(beam_size=3))
-    assert not np.array_equal(changed.tokens, first.tokens), "weights are inputs"
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,7 @@ from jaxformer.decoding import (
     SearchConfig,
     beam_search,
     force_token_at,
-    min_new_tokens,
     no_repeat_ngram,
-    power_length_penalty,
     renormalize,
     repetition_penalty,
     sample,
@@ -44,19 +42,17 @@ def table(start, a, b):
 PLAIN = {"beam_size": 2, "max_new_tokens": 5, "length_penalty": 0.0, "eos": (END,)}
 
 
-def search(
-    logits, limits=(3, 3), logits_processors=(), length_penalty_fn=None, bos=START, **settings
-):
+def search(logits, limits=(3, 3), logits_processors=(), bos=START, **settings):
     """The texts that a beam of 2 finds after `bos`, with their probabilities and scores."""
     config = SearchConfig(**PLAIN | settings)
     first, processors = np.full(len(limits), bos), tuple(logits_processors)
-    found = _search(logits, first, np.array(limits), config, processors, length_penalty_fn)
+    found = _search(logits, first, np.array(limits), config, processors)
     found = jax.device_get(found)
     return found.tokens.tolist(), np.exp(found.log_probs.sum(axis=-1)), found.scores
 
 
-@partial(jax.jit, static_argnames=("config", "processors", "length_penalty_fn"))
-def _search(logits, first, limits, config, processors, length_penalty_fn):
+@partial(jax.jit, static_argnames=("config", "processors"))
+def _search(logits, first, limits, config, processors):
     return beam_search(
         lambda tokens, cache: (logits[tokens], cache),
         NoMemory(),
@@ -64,7 +60,6 @@ def _search(logits, first, limits, config, processors, length_penalty_fn):
         limits,
         config,
         logits_processors=processors,
-        length_penalty_fn=length_penalty_fn,
     )
 
 
@@ -157,12 +152,12 @@ def test_a_processor_knows_how_often_the_hypothesis_holds_each_token():
     close(np.sort(probabilities[0]), np.sort([0.1, 0.6 * 0.3 * 0.3, 0.6 * 0.2]))
 
 
-def greedy_texts(first, limits, eos, logits_processors):
+def greedy_texts(first, limits, eos, logits_processors=(), **settings):
     """The likeliest tokens after `first`, one at a time."""
 
     @jax.jit
     def run(logits, prompts, rng):
-        config = SamplingConfig(max_new_tokens=max(limits), temperature=0)
+        config = SamplingConfig(max_new_tokens=max(limits), temperature=0, **settings)
         options = {"eos": eos, "logits_processors": logits_processors}
 
         def step(tokens, cache):
@@ -236,7 +231,7 @@ def test_any_of_several_ends_ends_a_text():
 
 
 def test_any_of_several_ends_ends_a_sampled_text():
-    found = greedy_texts([START, A], [4, 3], (END, A), [min_new_tokens(1, [A])])
+    found = greedy_texts([START, A], [4, 3], (END, A), min_new_tokens=1)
     assert found == [[B, A, 0, 0], [B, A, 0, 0]]
 
 
@@ -270,15 +265,3 @@ def test_several_hypotheses_penalize_repetition_in_their_log_probabilities():
     tokens, _, scores = search(LOOP, repetition_penalty=2.0, **values)
     assert tokens[0] == [[A, B, 0, 0, 0], [A, A, 0, 0, 0]]
     close(np.exp(scores[0]), [0.6 * 0.3, 0.6 * 0.5**2])
-
-
-def test_a_length_penalty_of_ones_own_replaces_that_of_the_config():
-    def shortest(log_prob, length):
-        return log_prob - 3 * length
-
-    tokens, probabilities, scores = search(LOOP, beam_size=3, length_penalty_fn=shortest)
-    lengths = (np.array(tokens) == END).argmax(axis=-1) + 1
-    close(scores, np.log(probabilities) - 3 * lengths)
-    mean = search(LOOP, beam_size=3, length_penalty_fn=power_length_penalty(1.0))
-    config = search(LOOP, beam_size=3, length_penalty_kind="power", length_penalty=1.0)
-    assert mean[0] == config[0] != tokens

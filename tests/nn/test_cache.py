@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import TransformerConfig
+from jaxformer.config import AttentionOptions, TransformerConfig
+from jaxformer.decoding import put_rows, take_rows
 from jaxformer.nn.cache import KeyValue, LayerCache, init_cache
 from jaxformer.nn.models import DecoderOnly
 
@@ -38,12 +39,25 @@ def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
 
 
 def test_a_token_after_an_ended_sentence_has_the_last_position_of_the_table():
-    cache = init_cache(BASE, B, 1, L).replace(
-        length=jnp.asarray(L + 3), left_padding=jnp.array([1, 7]), is_ring=True
-    )
-    assert np.array_equal(cache.positions(2), [[L - 1, L - 1], [L - 4, L - 3]])
-    before = cache.replace(length=jnp.asarray(5))
-    assert np.array_equal(before.positions(2), [[4, 5], [0, 0]])
+    cache = init_cache(BASE, B, 1, L).truncate(jnp.array([L - 1, 4]))
+    assert np.array_equal(cache.positions(2), [[L - 1, L - 1], [4, 5]])
+
+
+@pytest.mark.parametrize(("batch", "heads"), [(3, 2), (3, 1), (2, 1)])
+def test_sentences_move_between_caches_whatever_axes_are_left_out(batch, heads):
+    """A cache of one sentence has no axis for it, nor one with one key head for the heads."""
+    options = AttentionOptions(num_kv_heads=heads)
+    config = replace(BASE, attention=options)
+    whole, one = (init_cache(config, n, W, L).truncate(jnp.zeros(n, int)) for n in (batch, 1))
+    one = jax.tree.map(lambda x: x + 1, one)
+    put = put_rows(whole, np.array([1]), one)
+    assert jax.tree.map(jnp.shape, put) == jax.tree.map(jnp.shape, whole)
+    sums = [float(jnp.abs(take_rows(put, np.array([n])).layers[0].key).mean()) for n in (0, 1)]
+    assert sums == [0.0, 1.0]
+    back = take_rows(put, np.array([1]))
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, back, one)))
+    outside = put_rows(whole, np.array([batch]), one)
+    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, outside, whole)))
 
 
 @jax.jit

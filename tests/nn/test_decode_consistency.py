@@ -286,35 +286,34 @@ def test_packed_texts_get_the_logits_they_get_alone(positions, rng, random_param
 
 
 @pytest.mark.parametrize("positions", POSITIONS, ids=str)
-def test_texts_of_different_lengths_end_in_one_slot(positions, rng, random_params, assert_equal):
-    """Padding in front is seen by nobody and has no place; each text gets its own logits."""
-    model = DecoderOnly(replace(BASE, positions=positions, norm=jf.NormOptions(placement="pre")))
-    tokens, begins = rng.integers(0, V, (B, W, T)), np.array([0, 3])
+def test_texts_of_different_lengths_are_continued_together(
+    positions, rng, random_params, assert_equal
+):
+    """Padding after a text is overwritten by what follows it; each text gets its own logits."""
+    window = jf.AttentionOptions(window=5)
+    model = DecoderOnly(
+        replace(BASE, positions=positions, attention=window, norm=jf.NormOptions(placement="pre"))
+    )
+    tokens, lengths = rng.integers(0, V, (B, W, T)), np.array([5, 2])
     params = random_params(model, tokens[:, 0])
 
     @partial(jax.jit, compiler_options=QUICK)
     def run(params):
-        cache = model.apply(
-            {"params": params},
-            B,
-            max_length=L,
-            left_padding=jnp.asarray(begins),
-            method="init_cache",
-        )
-        cache = cache.reorder_beams(jnp.zeros((B, W), jnp.int32))
-        parts = []
-        for part in np.split(tokens, [5, 6], axis=2):
-            logits, cache = model.apply({"params": params}, part, cache, method="decode_step")
+        apply = partial(model.apply, {"params": params}, method="decode_step")
+        cache = model.init_cache(B, max_length=L).reorder_beams(jnp.zeros((B, W), jnp.int32))
+        first, cache = apply(tokens[:, :, :5], cache)
+        cache, parts = cache.truncate(jnp.asarray(lengths)), []
+        for i in range(T - 5):
+            token = np.stack([row[:, n + i] for row, n in zip(tokens, lengths, strict=True)])
+            logits, cache = apply(token[..., None], cache)
             parts.append(logits)
-        # Each text from its first token on, and then from its padding's: nothing sees the future.
-        texts = [np.roll(row, -begin, axis=1) for row, begin in zip(tokens, begins, strict=True)]
-        return jnp.concatenate(parts, axis=2), model.apply(
-            {"params": params}, np.concatenate(texts)
-        )
+        alone = model.apply({"params": params}, tokens.reshape(B * W, T))
+        return first, jnp.concatenate(parts, axis=2), alone.reshape(B, W, T, V)
 
-    together, alone = run(params)
-    for b, begin in enumerate(begins):
-        assert_equal(together[b, :, begin:], alone.reshape(B, W, T, V)[b, :, : T - begin])
+    first, later, alone = run(params)
+    for b, length in enumerate(lengths):
+        assert_equal(first[b, :, :length], alone[b, :, :length])
+        assert_equal(later[b], alone[b, :, length : length + T - 5])
 
 
 def test_a_cache_beyond_the_learned_positions_is_refused():

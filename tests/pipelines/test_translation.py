@@ -126,14 +126,14 @@ def test_batches_of_1_7_and_64_in_any_order_give_the_same_hypotheses(system, rng
     assert_same(shuffled, [by_size[0][i] for i in order], assert_equal)
 
 
-def test_each_bucket_of_lengths_has_one_compiled_program(system, rng, compiled):
+def test_each_bucket_of_lengths_has_two_compiled_pieces(system, rng, compiled):
     settings = SearchConfig(beam_size=2), dataclasses.replace(OPTIONS, max_extra_tokens=2)
     lines = random_lines(rng, 23) + ["a" * 17, "b" * 23, "c" * 30]
     run(system, lines, *settings)
-    assert compiled == [2], "up to 16 ids, and up to 32"
+    assert compiled == [4], "up to 16 ids, and up to 32"
     run(system, lines[::-1], *settings)
     run(system, lines[3:], *settings)
-    assert compiled == [2]
+    assert compiled == [4]
 
 
 def test_parameters_of_a_program_with_a_mesh_and_read_ones_share_one_program(system, compiled):
@@ -256,3 +256,18 @@ def test_what_is_no_pair_is_refused(system, pair):
 
 def test_lines_that_are_made_on_the_way_are_all_taken(system):
     assert run(system, (x for x in ["a", "b"])) == run(system, ["a", "b"])
+
+
+def test_a_hundred_calls_of_mixed_settings_and_lengths_compile_few_programs(system, rng, compiled):
+    loaded = Loaded(*system)
+    for _ in range(100):
+        settings = {
+            "length_penalty": float(rng.choice([0.0, 0.6, 1.0])),
+            "min_new_tokens": int(rng.integers(0, 3)),
+            "max_new_tokens": [None, int(rng.integers(4, 60))][rng.integers(2)],
+            "max_extra_tokens": int(rng.integers(4, 50)),
+            "repetition_penalty": float(rng.choice([1.0, 1.2])),
+        }
+        lines = random_lines(rng, rng.integers(1, 12), longest=30)
+        assert len(translate(loaded, lines, beam_size=2, **settings)) == len(lines)
+    assert compiled[0] <= 12
