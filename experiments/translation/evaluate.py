@@ -291,13 +291,13 @@ class EvaluateOptions(DecodingOptions, RunOptions):
 @distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
-    loaded = load_members(partial(load_translator, options=options), options.run, int8=options.int8)
+    load = partial(load_translator, options=options, decoding=options)
+    loaded = load_members(load, options.run, int8=options.int8)
     text = _text(options, loaded)
     if options.forced:
         _print_forced(loaded, text, options)
         return
     search, translation = loaded.settings
-    search = options.search(search)
     is_run = isinstance(loaded, LoadedRun)
     language = options.language or (loaded.config.data.target_language if is_run else "")
     words = language, options.tokenize

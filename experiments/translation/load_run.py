@@ -74,8 +74,7 @@ def load_translator(
         translator = _pretrained(folder, options.strategy)
     else:
         translator = load_run(folder, options)
-    search, settings = translator.settings
-    search = decoding.search(search)
+    search, settings = decoding.settings(*translator.settings)
     search = replace(search, beam_size=max(search.beam_size, n_best))
     return replace(translator, settings=(search, settings))
 

@@ -178,12 +178,6 @@ def pad_with_mask(
     return pad_right(texts, batch, length), padding_mask
 
 
-def add_special_tokens(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
-    """`ids` in the tokenizer's template, or else between BOS and EOS, as far as it has them."""
-    first, last = tokenizer.template or bos_eos(tokenizer)
-    return [*first, *ids, *last]
-
-
 def bos_eos(tokenizer: Tokenizer) -> Template:
     """BOS and EOS of the vocabulary, as far as it has them."""
     first, last = (() if x is None else (x,) for x in tokenizer.special[1:3])

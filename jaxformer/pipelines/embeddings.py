@@ -15,8 +15,8 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
     Texts,
-    add_special_tokens,
     as_given,
+    bos_eos,
     check_inputs,
     check_lengths,
     check_texts,
@@ -28,7 +28,7 @@ from jaxformer.pipelines.batching import (
 )
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.pretrained.sentence_modules import SentenceOptions
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import Template, Tokenizer
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -115,8 +115,9 @@ def embed(
     changes = {name: value for name, value in asked.items() if value is not None}
     (options,) = loaded.choose_settings((), changes, SentenceOptions)
     model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
-    special = not isinstance(unwrapped(model), DecoderOnly)
-    rows, skipped = _input_ids(check_texts(lines), tokenizer, options, special)
+    causal = isinstance(unwrapped(model), DecoderOnly)
+    template = tokenizer.template or (Template() if causal else bos_eos(tokenizer))
+    rows, skipped = _input_ids(check_texts(lines), tokenizer, options, template)
     check_lengths(rows, max_len)
     static = {"pooling": options.pooling, "details": details}
     pooled: list[Any] = [None] * len(rows)
@@ -142,7 +143,7 @@ def embed(
 
 
 def _input_ids(
-    lines: list[str], tokenizer: Tokenizer, options: SentenceOptions, special: bool
+    lines: list[str], tokenizer: Tokenizer, options: SentenceOptions, template: Template
 ) -> tuple[list[list[int]], int]:
     """The ids that the model reads of each line, and how many first ones are not pooled."""
     before = ""
@@ -154,23 +155,23 @@ def _input_ids(
     texts = [before + line for line in lines]
     if options.lowercase:  # each character alone, as the library tokenizers does
         texts = ["".join(map(str.lower, text)) for text in texts]
-    around = add_special_tokens([], tokenizer) if special else []
-    rows = tokenizer.encode_batch(texts)
-    most = None if options.max_tokens is None else max(options.max_tokens - len(around), 0)
-    long = sum(len(ids) > most for ids in rows) if most is not None else 0
+    rows = tokenizer.encode_inputs(texts, template)
+    most = max(map(len, rows)) if options.max_tokens is None else options.max_tokens
+    long = sum(len(ids) > most for ids in rows)
     if long:
         warnings.warn(
-            f"{long} of {len(rows)} texts have more than the {options.max_tokens} tokens that the "
-            "folder's max_seq_length allows: the rest of them is not read",
+            f"{long} of {len(rows)} texts have more than the {most} tokens that the folder's "
+            "max_seq_length allows: the rest of them is not read",
             stacklevel=3,
         )
-    rows = [add_special_tokens(ids[:most], tokenizer) if special else ids[:most] for ids in rows]
+        kept = max(most - len(template.last), len(template.first))
+        rows = [ids if len(ids) <= most else [*ids[:kept], *template.last] for ids in rows]
     for number, ids in enumerate(rows, 1):
         if not ids:
             raise DataError(f"text {number} of {len(rows)} has no tokens: give it some text")
     if options.pools_prompt or not before:
         return rows, 0
-    return rows, len(tokenizer.encode(before)) + (special and tokenizer.special.bos is not None)
+    return rows, len(template.first) + len(tokenizer.encode(before))
 
 
 @partial(jax.jit, static_argnames=("model", "pooling", "details"))

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments.harness.runs.checkpoint_selection import FINAL
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.translation import evaluate, page
@@ -24,7 +25,7 @@ from jaxformer.config import (
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.pipelines import score_pairs, translate, translate_ids
+from jaxformer.pipelines import encode_sources, score_pairs, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text import metrics
 from jaxformer.text.tokenizers import Tokenizer
@@ -72,6 +73,39 @@ def folder(tokenizer, random_params, tmp_path_factory):
     said |= {"suppress_tokens": [0, 2, 11, 12], "length_penalty": 0.5}
     (path / "generation_config.json").write_text(json.dumps(said))
     return path
+
+
+def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tokenizer, tmp_path, capsys):
+    path = shutil.copytree(folder, tmp_path / "nllb")
+    words = library.Tokenizer.from_str(tokenizer.library_tokenizer.to_str())
+    words.add_special_tokens(["eng_Latn", "deu_Latn"])
+    words.save(str(path / "tokenizer.json"))
+    said = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "NllbTokenizer"}
+    (path / "tokenizer_config.json").write_text(json.dumps(said))
+    loaded, lines = jf.load(path), ["a b c", "h", "e d a b"]
+    languages = {"source_language": "deu_Latn", "target_language": "eng_Latn"}
+    ids = encode_sources(loaded.model, ["a"], loaded.tokenizer, *load_generation_config(path))
+    assert ids == [[11, 3, 1]], "of a source for which no language is given"
+    wanted = translate(loaded, lines, **languages, details=True)
+    assert {best[0].ids[0] for best in wanted} == {11}
+    others = translate(loaded, lines, target_language="eng_Latn", details=True)
+    assert others[0][0].log_probs != wanted[0][0].log_probs, "the encoder reads the language"
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
+    (tmp_path / "out").write_text("\n".join(best[0].text for best in wanted) + "\n")
+    given = {"run": str(path), **languages}
+    source = {"input": str(tmp_path / "in")}
+    command.main(command.TranslateOptions(**given, **source))
+    assert capsys.readouterr().out == (tmp_path / "out").read_text()
+    files = {"source": str(tmp_path / "in"), "target": str(tmp_path / "out")}
+    evaluate.main(evaluate.EvaluateOptions(**given, **files))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exact"] == 1.0
+    (tmp_path / "out").write_text("b\na h\nc\n")
+    evaluate.main(evaluate.EvaluateOptions(**given, **files, forced=True))
+    sums = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
+    scores = score_pairs(loaded, zip(lines, ["b", "a h", "c"], strict=True), **languages)
+    np.testing.assert_allclose(sums, [sum(x) for x in scores], atol=1e-3)
+    with pytest.raises(ConfigError, match="'deu_Latin' is no language of this folder: give deu_La"):
+        command.main(command.TranslateOptions(**given | source | {"source_language": "deu_Latin"}))
 
 
 def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_for(

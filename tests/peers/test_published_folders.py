@@ -115,6 +115,12 @@ def test_ids_in_and_text_out_are_theirs(pair, torch, assert_equal):
             logits = model(torch.tensor([row])).logits[0][np.array(row) == tokenizer.mask_token_id]
             best = [tokenizer.convert_ids_to_tokens(i) for i in logits.argmax(-1).tolist()]
             assert [candidates[0].token for candidates in masks] == best
+    if not isinstance(ours.model, jf.EncoderDecoder):
+        for row, vector in zip(
+            [tokenizer(text).input_ids for text in TEXTS], jf.embed(ours, TEXTS), strict=True
+        ):
+            states = model.base_model(torch.tensor([row])).last_hidden_state
+            assert_equal(vector, states.mean(1)[0].detach())
 
 
 def test_control_tokens_of_a_text_are_text_and_marks_that_are_typed_are_tokens(pair):

@@ -8,7 +8,7 @@ from typing import TypeVar
 from experiments.harness.runs import checkpoint_selection
 from jaxformer import storage
 from jaxformer.config import Checked, Natural, Positive, dotted_fields
-from jaxformer.decoding import SearchConfig
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
@@ -31,6 +31,19 @@ class DecodingOptions(Checked):
     """No run of so many tokens occurs twice in a text; 0: any may; None: as the run says."""
     repetition_penalty: Positive | None = None
     """Above 1, tokens that a text already holds become less likely; None: as the run says."""
+    source_language: str | None = None
+    """The language of the sources, for a folder of many languages, such as eng_Latn; None: the
+    folder's."""
+    target_language: str | None = None
+    """The language of the translations, for a folder of many languages; None: the folder's."""
+
+    def settings(
+        self, search: SearchConfig, translation: TranslationOptions
+    ) -> tuple[SearchConfig, TranslationOptions]:
+        """The settings of a run or a folder with the values of these options."""
+        names = ("source_language", "target_language")
+        languages = {name: getattr(self, name) for name in names if getattr(self, name)}
+        return self.search(search), replace(translation, **languages)
 
     def search(self, config: SearchConfig) -> SearchConfig:
         """The run's `config` with the values of these options."""
