@@ -16,7 +16,7 @@ trained with it decodes. `auto_attention` takes the first of `KERNELS` that can;
 |---|---|---|
 | `reference` | all | |
 | `blockwise` | all, memory linear in T + S | |
-| `cudnn` | NVIDIA | float32, dropout, soft cap, segments, offsets, big heads, causal padding |
+| `cudnn` | NVIDIA | float32, dropout, soft cap, segments before Hopper, offsets, big heads |
 | `gpu_flash` | NVIDIA | bias, soft cap, explicit masks, heads of more than 128 |
 | `tpu_flash` | TPU | bias, explicit masks, lengths below 512 not divisible by 128 |
 """

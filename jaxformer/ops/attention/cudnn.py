@@ -1,11 +1,19 @@
-"""cuDNN's flash attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`."""
+"""cuDNN's flash attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`.
 
-from typing import Literal
+That function has no argument for packed documents. The one that it calls has, but its name is
+private: where a version of JAX does not have it, `gpu_flash` computes them.
+"""
+
+import inspect
+import math
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jaxtyping import Bool, Int
 
+from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import (
     AMPERE,
     AttentionSpec,
@@ -14,8 +22,21 @@ from jaxformer.ops.attention.kernel import (
     Kernel,
     unsupported,
 )
+from jaxformer.ops.partitioning import HEAD_AXES, partitioned
+
+try:
+    from jax._src.cudnn import fused_attention_stablehlo as _private
+except ImportError:
+    _private: Any = None
+_ARGUMENTS = {"q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "mask_type", "scale"}
+_takes_documents = hasattr(_private, "MaskType") and _ARGUMENTS <= set(
+    inspect.signature(getattr(_private, "dot_product_attention", len)).parameters
+)
 
 _HOPPER = (9, 0)
+_LEAST_MEAN = 64
+"""Tokens of a document on average, in each row: with shorter ones `gpu_flash` computes a call.
+cuDNN keeps T numbers for each head and possible document for the backward pass."""
 
 
 def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Array:
@@ -25,6 +46,8 @@ def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Arr
     so the real tokens of each example move to the front.
     """
     k, v, mask, lengths = call.k, call.v, call.mask, None
+    if mask.query_segments is not None:
+        return _attend_in_documents(call)
     real = None if mask.padding_mask is None else jnp.asarray(mask.padding_mask)
     if real is not None:
         order = jnp.argsort(~real, axis=1, stable=True)[:, :, None, None]
@@ -45,13 +68,66 @@ def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Arr
     return out if real is None else jnp.where(real.any(1)[:, None, None, None], out, 0)
 
 
+def _attend_in_documents(call: Call) -> Array:
+    """Attention within documents; by `gpu_flash` where cuDNN cannot tell them apart."""
+    starts, lengths, is_packed = documents(
+        jnp.asarray(call.mask.query_segments), call.q.shape[1] // _LEAST_MEAN
+    )
+    is_packed &= jnp.array_equal(call.mask.query_segments, call.mask.key_segments)
+    kind = _private.MaskType.PADDING_CAUSAL if call.mask.causal else _private.MaskType.PADDING
+
+    def packed(q: Array, k: Array, v: Array) -> Array:
+        offsets = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
+        return _private.dot_product_attention(
+            q,
+            k,
+            v,
+            q_seqlen=lengths,
+            kv_seqlen=lengths,
+            q_offsets=offsets,
+            kv_offsets=offsets,
+            scale=call.scale,
+            mask_type=kind,
+        )
+
+    @jax.checkpoint  # keeps nothing for a backward pass that hardly ever comes
+    def other(q: Array, k: Array, v: Array) -> Array:
+        return gpu_flash.compute(call._replace(q=q, k=k, v=v))
+
+    return jax.lax.cond(is_packed, packed, other, call.q, call.k, call.v)
+
+
+def documents(
+    segments: Int[Array, "B T"], most: int
+) -> tuple[Int[Array, "B M"], Int[Array, "B M"], Bool[Array, ""]]:
+    """Start and length of each of at most `most` runs of equal `segments` in a row; -1 where a row
+    has no more.
+
+    And whether no row has more of them, or one segment in two runs.
+    """
+    batch, length = segments.shape
+    changes = segments[:, 1:] != segments[:, :-1]
+    number = jnp.cumsum(jnp.pad(changes, ((0, 0), (1, 0))), axis=1)  # of the run of each token
+    runs = number[:, -1] + 1
+    lengths = jnp.zeros((batch, most), jnp.int32).at[jnp.arange(batch)[:, None], number].add(1)
+    starts = jnp.cumsum(lengths, axis=1) - lengths
+    in_order = jnp.sort(segments, axis=1)
+    distinct = 1 + jnp.sum(in_order[:, 1:] != in_order[:, :-1], axis=1)
+    there = lengths > 0
+    is_packed = jnp.all((runs <= most) & (runs == distinct))
+    return jnp.where(there, starts, -1), jnp.where(there, lengths, -1), is_packed
+
+
 def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    lacks = "dropout", "softcap", "explicit", "segments"
+    lacks = "dropout", "softcap", "explicit"
     reasons = unsupported(spec, ("bfloat16", "float16"), lacks)
     if spec.value_size != spec.key_size:
         sizes = f"{spec.key_size} and {spec.value_size}"
         reasons.append(f"needs values as large as keys, not {sizes}")
-    most = 256 if (device.capability or ()) >= _HOPPER else 128
+    is_hopper = (device.capability or ()) >= _HOPPER
+    if spec.segments:
+        reasons += _reasons_for_documents(spec, device, is_hopper)
+    most = 256 if is_hopper else 128
     if spec.key_size > most or spec.key_size % 8:
         reasons.append(
             f"needs a head_dim that is a multiple of 8 and at most {most} on this device, not "
@@ -74,10 +150,24 @@ def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     return reasons
 
 
+def _reasons_for_documents(spec: AttentionSpec, device: DeviceInfo, is_hopper: bool) -> list[str]:
+    reasons = []
+    if not (_takes_documents and is_hopper):
+        reasons.append("supports segments only on Hopper GPUs and later, with a JAX that has them")
+    if spec.window is not None or spec.bias or spec.padding_mask:
+        reasons.append("does not support segments with a window, a bias or padding_mask")
+    if spec.queries != spec.keys or spec.queries < 2 * _LEAST_MEAN:
+        reasons.append(f"supports segments only for T = S of {2 * _LEAST_MEAN} or more")
+    if math.prod(partitioned(HEAD_AXES).values()) > 1:
+        reasons.append("does not divide calls with segments along tensor and sequence")
+    why_not = gpu_flash.why_not(spec, device)  # which computes a call of many short documents
+    return reasons + ([f"leaves segments to gpu_flash, which {why_not}"] if why_not else [])
+
+
 cudnn: Kernel = Kernel("cudnn", attend, _reasons, DeviceInfo("gpu", "", AMPERE))
 """Attention by `jax.nn.dot_product_attention(implementation="cudnn")`.
 
 cuDNN gets the attributes of the mask. It never gets a matrix, which it would add as a bias [T, S].
-A bias is rounded to the dtype of the queries. Segments are not supported because JAX's function has
-no argument for them.
+A bias is rounded to the dtype of the queries. Where segments are not runs of 64 tokens on average,
+`gpu_flash` computes the call; which of the two is decided by the batch, not by its shape.
 """
