@@ -19,7 +19,6 @@ _EXTRAS = {
     "datasets": "data",
     "rouge_score": "finetuning",
     "gcsfs": "gcs",
-    "s3fs": "s3",
 }
 
 

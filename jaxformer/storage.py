@@ -1,6 +1,6 @@
-"""Files in a folder of this machine or in a bucket (gs://, s3://), by one kind of path.
+"""Files in a folder of this machine or in a bucket (gs://), by one kind of path.
 
-A request to a bucket that fails for a while is repeated by gcsfs, s3fs and tensorstore. What fails
+A request to a bucket that fails for a while is repeated by gcsfs and tensorstore. What fails
 for good is an `OSError` with the path, the reason and what to do.
 """
 
@@ -15,16 +15,13 @@ import uuid
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
-
-from etils.epath.gpath import PosixGPath
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
 _CHUNK = 1 << 20
-_PACKAGES = {"gs": "gcsfs", "s3": "s3fs"}
 # Loggers that report what is also raised, and that they find no credentials before they look on.
 _NOISY = ("gcsfs", "google.auth._default", "google.auth.compute_engine._metadata")
 _CHANGES = {
@@ -38,27 +35,26 @@ _REFUSALS = ("forbidden", "denied", "permission", "credential", "401", "403")
 
 
 def to_path(name: str | os.PathLike[str]) -> Path:
-    """The path `name`: of a folder or file here, or of one in a bucket (gs://, s3://).
+    """The path `name`: of a folder or file here, or of one in a bucket (gs://).
 
     Raises `ConfigError` for an address of another kind, `MissingExtra` without the package that
     reaches the bucket.
     """
-    scheme, separator, _ = os.fspath(name).partition("://")
+    scheme, separator, rest = os.fspath(name).partition("://")
     if not separator:
         return Path(name)
-    if scheme not in _PACKAGES:
+    if scheme != "gs":
         raise ConfigError(
-            f"{name} is at a kind of address that is not known: give a folder, gs://bucket/path "
-            "or s3://bucket/path"
+            f"{name} is at a kind of address that is not known: give a folder or gs://bucket/path"
         )
-    optional_dependencies.load(_PACKAGES[scheme])
+    optional_dependencies.load("gcsfs")
     for logger in _NOISY:
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     from fsspec.config import conf  # not where all is local
 
     # A remembered listing would hide what tensorstore and other processes write.
-    conf.setdefault({"gs": "gcs"}.get(scheme, scheme), {})["use_listings_cache"] = False
-    path: Any = BucketPath(name).resolve()  # has what is used of a `Path`
+    conf.setdefault("gcs", {})["use_listings_cache"] = False
+    path: Any = BucketPath(f"gs://{posixpath.normpath(rest)}")  # "..": a bucket does not know it
     return path
 
 
@@ -74,8 +70,18 @@ def is_in_bucket(path: Path) -> bool:
     return isinstance(path, BucketPath)
 
 
-class BucketPath(PosixGPath):
-    """A path in a bucket. A file is replaced whole or not at all; folders need not be made."""
+class BucketPath(PurePosixPath):
+    """A path in a bucket, gs://bucket/path. A file is replaced whole; folders need not be made.
+
+    It has what is used of a `Path`. Those of `etils.epath`, which orbax takes by their names, say
+    that a folder is not there when the bucket cannot be reached.
+    """
+
+    def __str__(self) -> str:
+        return super().__str__().replace("gs:/", "gs://", 1)
+
+    def __fspath__(self) -> str:
+        return str(self)
 
     def exists(self) -> bool:
         """Whether there is a file, or a folder with files."""
@@ -85,14 +91,32 @@ class BucketPath(PosixGPath):
         """Whether files have this path as a folder."""
         return self._kind() == "directory"
 
-    def iterdir(self) -> Iterator["BucketPath"]:  # type: ignore[override]
+    def is_file(self) -> bool:
+        """Whether there is a file."""
+        return self._kind() == "file"
+
+    def absolute(self) -> "BucketPath":
+        """This path, which begins with its bucket."""
+        return self
+
+    resolve = absolute
+
+    def iterdir(self) -> Iterator["BucketPath"]:
         """The files and folders of a folder; none where there is no such folder."""
         return self.glob("*")
 
-    def glob(self, pattern: str) -> Iterator["BucketPath"]:  # type: ignore[override]
+    def glob(self, pattern: str) -> Iterator["BucketPath"]:
         """The files and folders whose names match `pattern`, in order."""
         paths = self.request("glob", f"{self}/{pattern}")
-        return (self._new(f"{self._uri_scheme}://{path}") for path in sorted(paths))
+        return (BucketPath(f"gs://{path}") for path in sorted(paths))
+
+    def rglob(self, pattern: str) -> Iterator["BucketPath"]:
+        """The files and folders in and below this folder whose names match `pattern`."""
+        return self.glob(f"**/{pattern}")
+
+    def open(self, mode: str = "rb") -> Any:
+        """A file to be read."""
+        return self.request("open", str(self), mode)
 
     def read_bytes(self) -> bytes:
         """The bytes of a file."""
@@ -102,12 +126,12 @@ class BucketPath(PosixGPath):
         """The text of a file."""
         return self.read_bytes().decode(encoding or "utf-8")
 
-    def write_bytes(self, data: bytes) -> int:  # type: ignore[override]
+    def write_bytes(self, data: bytes) -> int:
         """Replaces the whole file."""
         self.request("pipe_file", str(self), data)
         return len(data)
 
-    def write_text(self, data: str, encoding: str | None = None, errors: str | None = None) -> int:
+    def write_text(self, data: str, encoding: str | None = None) -> int:
         """Replaces the whole file."""
         return self.write_bytes(data.encode(encoding or "utf-8"))
 
@@ -121,18 +145,11 @@ class BucketPath(PosixGPath):
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Removes a file."""
-        try:
+        with suppress(*[FileNotFoundError] * missing_ok):
             self.request("rm_file", str(self))
-        except FileNotFoundError:
-            if not missing_ok:
-                raise
 
     def mkdir(self, *_: Any, **__: Any) -> None:
         """No-op: a folder is there when it has a file."""
-
-    def resolve(self, strict: bool = False) -> "BucketPath":  # type: ignore[override]
-        """The path without "..", which object storage does not know."""
-        return self._new(posixpath.normpath(posixpath.join(*self.parts)))
 
     def replace_by(self, source: Path) -> None:
         """Replaces the whole file by the file `source`, which is here or in the bucket."""
@@ -146,7 +163,7 @@ class BucketPath(PosixGPath):
     def version(self) -> str:
         """A name for the content of a file; copies within a bucket have the same."""
         info = self.request("info", str(self))
-        known = [info["size"], *(info.get(name) for name in ("md5Hash", "crc32c", "ETag"))]
+        known = [info["size"], *(info.get(name) for name in ("md5Hash", "crc32c"))]
         return hashlib.sha256(repr(known).encode()).hexdigest()[:32]
 
     def modified(self) -> float:
@@ -164,10 +181,10 @@ class BucketPath(PosixGPath):
         import fsspec
 
         try:
-            return getattr(fsspec.filesystem(self._uri_scheme), method)(*args, **named)
+            return getattr(fsspec.filesystem("gs"), method)(*args, **named)
         except FileExistsError:
             raise
-        except Exception as error:  # each package has classes of its own
+        except Exception as error:  # gcsfs has classes of its own
             raise _explained(error, self, _CHANGES.get(method, "read")) from error
 
 
@@ -176,7 +193,7 @@ def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
     advice = "check the network, or try again later"
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, FileNotFoundError):
-        bucket = path.parts[2]
+        bucket = path.parts[1]
         if use != "written":
             absent = f"No such file, or no bucket {bucket!r}: correct the name"
             return FileNotFoundError(errno.ENOENT, absent, str(path))

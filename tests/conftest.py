@@ -221,19 +221,19 @@ def train_pieces() -> Callable[..., bytes]:
 
 @pytest.fixture(scope="session")
 def object_storage() -> Iterator[dict[str, str]]:
-    """Emulators of `gs://bucket` and `s3://bucket`; the variables that lead clients there."""
+    """An emulator of `gs://bucket`; the variables that lead clients there."""
     if not os.environ.get("CI"):  # where a skip would go unnoticed, what is missing is an error
-        for name in ("gcsfs", "s3fs", "gcp_storage_emulator", "moto"):
+        for name in ("gcsfs", "gcp_storage_emulator"):
             pytest.importorskip(name, reason="needs the extra buckets")
     with buckets.serving() as environment:
         yield environment
 
 
-@pytest.fixture(params=buckets.SCHEMES)
-def bucket_url(object_storage: dict[str, str], request: pytest.FixtureRequest) -> Iterator[str]:
-    """An empty folder in a bucket, once of each kind; afterwards all injected faults end."""
-    yield f"{request.param}://bucket/{uuid.uuid4().hex}"
-    buckets.inject(request.param, fail_every=0, slow_every=0, read_only=0, closed="")
+@pytest.fixture
+def bucket_url(object_storage: dict[str, str]) -> Iterator[str]:
+    """An empty folder in a bucket; afterwards all injected faults end."""
+    yield f"gs://bucket/{uuid.uuid4().hex}"
+    buckets.inject(fail_every=0, slow_every=0, read_only=0, closed="")
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import logging
 import math
 import os
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxformer import storage
-from jaxformer.checkpoint import manifest, orbax_in_buckets
+from jaxformer.checkpoint import manifest
 from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, by_the_first
@@ -35,7 +35,7 @@ _NAMED = 5  # an error names so many leaves and counts the rest
 class Checkpoints:
     """The checkpoints of one run: `folder/STEP/` holds a state and a manifest that commits it.
 
-    The folder may be in a bucket: gs://bucket/path (extra `gcs`) or s3://bucket/path (extra `s3`).
+    The folder may be in a bucket, gs://bucket/path (extra `gcs`).
     Only a committed step counts, and it is read only if every file has the length and the CRC-32
     of its manifest. The newest `keep` regular steps are kept, the newest step and the one with the
     lowest metric. Nothing is unpickled: arrays are stored by tensorstore, metadata as JSON.
@@ -43,11 +43,8 @@ class Checkpoints:
     Reading never changes the folder, so a run that is still training can be read. Only one run at a
     time can write: entering a `with` block, or the first `save`, locks the folder until the end of
     the block, `close`, or the end of the process; in a bucket, a process that was killed on another
-    host keeps it for a minute. Locking renames a damaged step to `corrupt-STEP`, with a warning. A
-    process that ends without `close` may lose its last save.
-
-    A save that fails is only a warning until `patience` saves in a row have failed, for a disk that
-    is full for a while.
+    host keeps it for ten minutes. A damaged step is skipped with a warning; it stays until it is
+    saved again or a newer one is. A process that ends without `close` may lose its last save.
 
     >>> with jf.Checkpoints("checkpoints") as checkpoints:
     ...     checkpoints.save(100, {"scale": jnp.ones(3)}, metric=2.5)
@@ -59,14 +56,11 @@ class Checkpoints:
     Array([0., 0., 0.], dtype=float32)
     """
 
-    def __init__(self, folder: str | PathLike[str], *, keep: int = 5, patience: int = 1):
-        for name, number in (("keep", keep), ("patience", patience)):
-            if number < 1:
-                raise CheckpointError(f"{name}={number}, but it must be at least 1")
+    def __init__(self, folder: str | PathLike[str], *, keep: int = 5):
+        if keep < 1:
+            raise CheckpointError(f"keep={keep}, but it must be at least 1")
         self.folder = storage.to_path(folder).absolute()
-        if storage.is_in_bucket(self.folder):
-            orbax_in_buckets.use_s3()
-        self._keep, self._patience, self._failed = keep, patience, 0
+        self._keep = keep
         self._steps = StepFolders(self.folder)
         self._lock: Lock | None = None
         self._writer: ocp.AsyncCheckpointer | None = None
@@ -89,26 +83,26 @@ class Checkpoints:
         not finite is none. A step that is not `regular` does not count among the `keep`. A step
         that is already committed is not changed.
 
-        Raises `OSError` if this write or the previous one failed and `patience` is used up,
-        `ConfigError` while another run writes to the folder or after it has taken it over, and
-        `CheckpointError` if there are steps and none of them is intact.
+        Raises `OSError` if this write or the previous one failed, `ConfigError` while another run
+        writes to the folder or after it has taken it over, and `CheckpointError` if there are steps
+        and none of them is intact.
         """
         try:
             plain = json.loads(json.dumps(metadata or {}, allow_nan=False))
         except (TypeError, ValueError) as error:
             raise CheckpointError(f"metadata must be JSON, use plain values: {error}") from error
         self._open()
-        with self._with_patience():
-            self.wait()
+        self.wait()
         decision = by_the_first(lambda: self._decide(step, state))
         if decision == _SAVED:
             return
+        self._steps.forget(step)
         leaves = manifest.describe(jax.tree.map(_shape, state))
         content = manifest.Manifest(leaves, plain, _finite(metric), regular, {})
         storable = jax.tree.map(_storable, state)
         pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), storable)
         stored = ocp.args.PyTreeSave(storable, save_args=pieces)
-        with self._with_patience(), self._writing():
+        with self._writing():
             if decision == _NO_ROOM:  # once begun, each library would say it on its own
                 raise OSError(errno.ENOSPC, _FULL)
             assert self._writer is not None and self._thread is not None
@@ -121,25 +115,24 @@ class Checkpoints:
 
         Waits for the save of this step. No-op where that save has failed.
         """
-        with self._with_patience():
-            self.wait()
+        self.wait()
         path = self._steps.path(step)
         if jax.process_index() or not self._steps.is_committed(step):
             return
         saved = manifest.read(path)
-        with self._with_patience(), self._writing():
+        with self._writing():
             self._check_lock()
             manifest.write(
                 path, saved._replace(metadata=saved.metadata | metadata, metric=_finite(metric))
             )
 
-    def wait(self) -> None:
+    def wait(self) -> bool:
         """Returns when every save is committed and old steps are removed.
 
-        Raises `OSError` if the last save failed.
+        Whether there was a save to wait for. Raises `OSError` if it has failed.
         """
         if self._committing is None:
-            return
+            return False
         committing, self._committing = self._committing, None
         with self._writing():
             error = committing.exception()
@@ -148,7 +141,7 @@ class Checkpoints:
                 raise error
             if not committed:
                 raise OSError("the first process has failed: see its error")
-        self._failed = 0
+        return True
 
     def close(self) -> None:
         """Waits for the saves like `wait`, ends the writing threads and unlocks the folder."""
@@ -180,7 +173,7 @@ class Checkpoints:
         Warns about each damaged step that is newer. Raises `CheckpointError`, with a reason for
         each, if there are committed steps but none is intact.
         """
-        return self._steps.newest(set_aside=self._lock is not None)
+        return self._steps.newest()
 
     def best_step(self) -> int | None:
         """The committed step with the lowest metric, the newest of equals; None if none has one."""
@@ -252,23 +245,24 @@ class Checkpoints:
         return merge_adapters(read_mean(states, tree, shardings))
 
     def _open(self) -> None:
-        """Locks the folder, removes what a killed process left and sets damaged steps aside."""
+        """Locks the folder, removes what a killed process left and skips damaged steps."""
 
         def begin() -> int:
             self._lock = lock(self.folder)
-            self._steps.check_uncommitted(self.newest_step())
+            newest = self.newest_step()
+            self._steps.check_uncommitted(newest)
             self._steps.clear()
-            return 0
+            return 0 if newest is None else 1 + newest
 
         if self._writer is not None:
             return
         try:
-            by_the_first(begin)
+            self._steps.skip_newer(by_the_first(begin) - 1)
         except BaseException:
             self._release()
             raise
         logging.getLogger("absl").addFilter(_is_news)
-        self._writer = orbax_in_buckets.make_writer(self.folder)
+        self._writer = _make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
     def _recover(self) -> None:
@@ -276,7 +270,7 @@ class Checkpoints:
         with suppress(Exception):
             if self._writer is not None:
                 self._writer.close()  # otherwise the next save would raise this failure again
-        self._writer = orbax_in_buckets.make_writer(self.folder)
+        self._writer = _make_writer(self.folder)
         if jax.process_index() == 0:
             self._steps.clear()
 
@@ -301,6 +295,8 @@ class Checkpoints:
         self._check_lock()
         if step in self.steps():
             return _SAVED
+        if self._steps.is_committed(step):  # but damaged
+            self._steps.remove(step)
         size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.tree.map(_shape, state)))
         in_bucket = storage.is_in_bucket(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
@@ -329,18 +325,6 @@ class Checkpoints:
         return step
 
     @contextmanager
-    def _with_patience(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            self._failed += 1
-            if self._failed >= self._patience:
-                raise
-            left = self._patience - self._failed
-            said = f"{error}; the next save tries again, and {left} more failures end the run"
-            warnings.warn(said, stacklevel=4)
-
-    @contextmanager
     def _writing(self) -> Iterator[None]:
         try:
             yield
@@ -356,6 +340,14 @@ class Checkpoints:
                 raise OSError(errno.ENOSPC, said, str(self.folder)) from error
             said = f"a checkpoint could not be written to {self.folder}: {error}"
             raise OSError(said) from error
+
+
+def _make_writer(folder: Path) -> ocp.AsyncCheckpointer:
+    """Orbax's writer of checkpoints, which marks the end of one where nothing can be renamed."""
+    way = ocp.path.atomicity.CommitFileTemporaryPath if storage.is_in_bucket(folder) else None
+    options = ocp.CompositeOptions(temporary_path_class=way)
+    handler = ocp.CompositeCheckpointHandler(composite_options=options)
+    return ocp.AsyncCheckpointer(handler, temporary_path_class=way)
 
 
 def _is_news(record: logging.LogRecord) -> bool:

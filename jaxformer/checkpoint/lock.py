@@ -4,7 +4,6 @@ import importlib.util
 import json
 import os
 import socket
-import threading
 import time
 import uuid
 from contextlib import AbstractContextManager, suppress
@@ -15,7 +14,7 @@ from jaxformer import storage
 from jaxformer.errors import ConfigError
 
 _NAME = ".lock"
-_LEASE = 60.0  # seconds after which a run that does not renew its lock has lost it
+_LEASE = 600.0  # seconds after which a run that has saved nothing may lose its lock
 _held: set[str] = set()
 """The tokens of the leases of this process."""
 
@@ -65,90 +64,67 @@ class FileLock(Lock):
 
 
 class Lease(Lock):
-    """A lock in a bucket: the highest numbered object in `folder/.lock/`, renewed by a thread.
+    """A lock in a bucket: the object `folder/.lock`, with the time when it ends.
 
-    An object is created only if there is none of its number, so each number has one owner. A run
-    that has not renewed its object for a minute, or whose process is gone from this host, is
-    followed by the owner of the next number, and `check` stops it before it commits anything. The
-    clocks of two hosts that use the folder may differ by half a minute.
+    It is created only if there is none, and renewed whenever something is saved. A run that has
+    saved nothing for ten minutes, or whose process is gone from this host, may be followed by
+    another, and `check` then stops it before it commits anything. The clocks of two hosts that use
+    the folder may differ by minutes.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._objects = folder, folder / _NAME
+        self._folder, self._object = folder, folder / _NAME
         self._token = uuid.uuid4().hex
         self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        self._number = self._take()
-        self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._renew, daemon=True, name="lock")
-        self._thread.start()
+        _held.add(self._token)
+        self._take()
+        holder = self._read()  # an answer may be lost: whose object it is, is read
+        if holder.get("token") != self._token:
+            raise _refusal(folder, _owner(holder))
 
     def check(self) -> None:
-        """Raises `ConfigError` if another run has taken the folder over."""
-        if self._expires - time.time() < _LEASE / 2:
-            storage.write(self._objects / str(self._number), self._content(_LEASE))
-        newest = self._numbers()[-1]
-        if newest != self._number:
+        """Renews the lock; raises `ConfigError` if another run has taken the folder over."""
+        holder = self._read()
+        if holder.get("token") != self._token:
             _held.discard(self._token)
             raise ConfigError(
-                f"{self._folder} was taken over by another run ({_owner(self._read(newest))}), for "
-                f"this one did not renew its lock for {_LEASE:.0f} s: this one stops, and what it "
-                "has not committed does not count"
+                f"{self._folder} was taken over by another run ({_owner(holder)}), for this one "
+                f"did not renew its lock for {_LEASE / 60:.0f} minutes: this one stops, and what "
+                "it has not committed does not count"
             )
+        storage.write(self._object, self._content())
 
     def close(self) -> None:
         """Unlocks the folder if this run still holds it."""
-        self._closed.set()
-        self._thread.join()
-        with suppress(OSError, ConfigError):  # then the lock expires
-            self.check()
-            storage.write(self._objects / str(self._number), self._content(0.0))
+        with suppress(OSError):  # then the lock expires
+            if self._read().get("token") == self._token:
+                storage.remove(self._object)
         _held.discard(self._token)
 
-    def _take(self) -> int:
-        _held.add(self._token)
-        while True:
-            *older, newest = self._numbers()
-            holder = self._read(newest)
-            if holder.get("token") == self._token:
-                break
-            if _is_alive(holder):
-                seconds = holder["expires"] - time.time()
-                expiry = f"; if it was killed on another host, its lock ends in {seconds:.0f} s"
-                raise _refusal(self._folder, _owner(holder), expiry)
-            # An answer may be lost: whose object it is, is read.
-            path: Any = self._objects / str(newest + 1)
-            path.create(self._content(_LEASE))
-        for number in older[1:]:
-            storage.remove(self._objects / str(number))
-        return newest
+    def _take(self) -> None:
+        holder = self._read()
+        if _is_alive(holder):
+            minutes = (holder["expires"] - time.time()) / 60
+            expiry = f"; if it was killed on another host, its lock ends in {minutes:.0f} minutes"
+            raise _refusal(self._folder, _owner(holder), expiry)
+        if holder:
+            storage.remove(self._object)
+        new: Any = self._object
+        new.create(self._content())
 
-    def _renew(self) -> None:
-        while not self._closed.wait(_LEASE / 4):
-            with suppress(OSError):  # the bucket cannot be reached: try again
-                try:
-                    self.check()
-                except ConfigError:
-                    return
-
-    def _numbers(self) -> list[int]:
-        """The numbers of the objects, ascending, after 0."""
-        names = storage.lengths(self._objects)
-        return sorted([0, *(int(name) for name in names if name.isdecimal())])
-
-    def _read(self, number: int) -> dict[str, Any]:
-        """The content of an object; empty if it is gone or not JSON."""
+    def _read(self) -> dict[str, Any]:
+        """The content of the object; empty if it is not there or not JSON."""
         with suppress(FileNotFoundError, ValueError):
-            return json.loads((self._objects / str(number)).read_bytes())
+            return json.loads(self._object.read_bytes())
         return {}
 
-    def _content(self, seconds: float) -> bytes:
-        self._expires = time.time() + seconds
+    def _content(self) -> bytes:
         content = {
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "since": self._since,
             "token": self._token,
-            "expires": self._expires,
+            "expires": time.time() + _LEASE,
         }
         return json.dumps(content).encode()
 

@@ -3,12 +3,10 @@
 Of several processes the first one decides, and the others learn what it has decided.
 """
 
-import itertools
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -19,7 +17,6 @@ from jaxformer.errors import CheckpointError
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _WRITTEN = "commit_success.txt"  # orbax's last file of a step in a bucket
-_SET_ASIDE = "corrupt-"
 
 Folders = dict[str, dict[str, int]]
 """The lengths of the files of each folder, by their names."""
@@ -34,45 +31,58 @@ class StepFolders:
     def __init__(self, folder: Path) -> None:
         self.folder: Path = folder
         self._verified: set[int] = set()
+        self._damaged: dict[int, str] = {}  # the reason of each
 
     def path(self, step: int) -> Path:
         """The folder of `step`."""
         return self.folder / str(step)
 
     def complete(self) -> dict[int, manifest.Manifest]:
-        """The manifests of the committed steps whose files have the right lengths, ascending."""
+        """The manifests of the committed steps whose files have the right lengths, ascending.
+
+        Those that `newest` has found damaged are left out.
+        """
         manifests = {}
         for step, files in _numbered(storage.folders(self.folder)).items():
             with suppress(CheckpointError):
-                if manifest.NAME in files:
+                if manifest.NAME in files and step not in self._damaged:
                     saved = manifest.read(self.path(step))
                     manifest.check_lengths(self.path(step), saved, files)
                     manifests[step] = saved
         return manifests
 
-    def newest(self, *, set_aside: bool) -> int | None:
+    def newest(self) -> int | None:
         """The newest step whose bytes are all intact; None if no step is committed.
 
-        Warns about each damaged step that is newer; with `set_aside` it is renamed. Raises
-        `CheckpointError`, with a reason for each, if there are committed steps but none is intact.
+        Warns once about each damaged step that is newer and skips it. Raises `CheckpointError`,
+        with a reason for each, if there are committed steps but none is intact.
         """
-        damaged, intact = {}, None
-        for step in reversed(_committed(storage.folders(self.folder))):
+        committed, found = _committed(storage.folders(self.folder)), []
+        for step in reversed(committed):
+            if step in self._damaged:
+                continue
             try:
                 self.verify(step)
-                intact = step
-                break
             except CheckpointError as error:
-                damaged[step] = str(error)
-        if damaged and intact is None:
+                self._damaged[step] = str(error)
+                found.append(f"{error}; it is skipped")
+                continue
+            for said in found:
+                warnings.warn(f"{said}, and step {step} is used", stacklevel=3)
+            return step
+        if committed:
+            reasons = "; ".join(self._damaged[step] for step in committed)
             raise CheckpointError(
-                f"no checkpoint in {self.folder} is intact: {'; '.join(damaged.values())}. Nothing "
-                "was deleted: restore one from a copy, or use another folder to start anew"
+                f"no checkpoint in {self.folder} is intact: {reasons}. Nothing was deleted: "
+                "restore one from a copy, or use another folder to start anew"
             )
-        for step, reason in damaged.items():
-            done = f"it was renamed {self._set_aside(step)}" if set_aside else "it is ignored"
-            warnings.warn(f"{reason}; {done}, and step {intact} is used", stacklevel=3)
-        return intact
+        return None
+
+    def skip_newer(self, step: int) -> None:
+        """Leaves the committed steps after `step` out: the first process has found them damaged."""
+        for other in _committed(storage.folders(self.folder)):
+            if other > step:
+                self._damaged.setdefault(other, "")
 
     def best(self, complete: dict[int, manifest.Manifest] | None = None) -> int | None:
         """The committed step with the lowest metric, the newest of equals; None if none has one."""
@@ -108,7 +118,7 @@ class StepFolders:
             for step in sorted(step for step in uncommitted if step > newest):
                 said = f"{self.path(step)} was never committed, so it does not count"
                 warnings.warn(f"{said}, and step {newest} is used", stacklevel=6)
-        elif len(uncommitted) > 1 or any(name.startswith(_SET_ASIDE) for name in folders):
+        elif len(uncommitted) > 1:
             # One interrupted save cannot have left this: to train from zero would be a silent loss.
             raise CheckpointError(
                 f"no checkpoint in {self.folder} is committed, though a run has trained there: "
@@ -121,13 +131,15 @@ class StepFolders:
     def prune(self, keep: int) -> None:
         """Removes all but the newest `keep` regular steps, the newest and the best.
 
-        The manifest goes first. What is left of a step without it does not count, and `clear`
-        removes it.
+        A damaged step goes when there is a newer one. The manifest goes first: what is left of a
+        step without it does not count, and `clear` removes it.
         """
         complete = self.complete()
         regular = [step for step, saved in complete.items() if saved.regular]
-        for step in set(list(complete)[:-1]) - {*regular[-keep:], self.best(complete)}:
-            self._remove(step)
+        newest, kept = max(complete), {*regular[-keep:], self.best(complete)}
+        for step in {*complete, *self._damaged} - kept:
+            if step < newest:
+                self.remove(step)
 
     def clear(self) -> None:
         """Removes what an interrupted save or removal left."""
@@ -137,30 +149,16 @@ class StepFolders:
         for name in (older - set(map(str, committed))) | set(self._unfinished(folders)):
             storage.remove_tree(self.folder / name)
 
-    def _remove(self, step: int) -> None:
+    def remove(self, step: int) -> None:
+        """Removes `step`, its manifest first."""
         storage.remove(self.path(step) / manifest.NAME)
         storage.remove_tree(self.path(step))
-        self._verified.discard(step)
+        self.forget(step)
 
-    def _set_aside(self, step: int) -> str:
-        """Renames the folder of `step`, in a bucket by copies that end with the manifest."""
-        more = (f"{_SET_ASIDE}{step}-{number}" for number in itertools.count(2))
-        folders = storage.folders(self.folder)
-        in_bucket = storage.is_in_bucket(self.folder)
-        name = next(
-            name
-            for name in itertools.chain([f"{_SET_ASIDE}{step}"], more)
-            if name not in folders or (in_bucket and manifest.NAME not in folders[name])
-        )
-        if in_bucket:
-            for file in sorted(folders[str(step)], key=manifest.NAME.__eq__):
-                copy: Any = self.folder / name / file
-                copy.replace_by(self.path(step) / file)
-            self._remove(step)
-        else:
-            self.path(step).rename(self.folder / name)
+    def forget(self, step: int) -> None:
+        """Forgets whether `step` was intact, for it is removed or written again."""
         self._verified.discard(step)
-        return name
+        self._damaged.pop(step, None)
 
     def _unfinished(self, folders: Folders) -> list[str]:
         """The folders that orbax has not completed."""

@@ -231,7 +231,7 @@ def load(
 
     Of a run, these are the weights chosen at its end or, before its end, the newest ones, with the
     block, attention function and position scheme that it was trained with. It may be in a bucket
-    (gs://bucket/path, s3://bucket/path). A run's config.json may name Python functions and classes
+    (gs://bucket/path). A run's config.json may name Python functions and classes
     of its author: these are imported with `trust_code`, if this user trained the run, or if
     jaxformer defines them. `attention_fn` and `dtype` replace those of the run;
     None means `reference` and "float32" for other folders. `strategy` puts the parameters on its

@@ -1,4 +1,4 @@
-"""Buckets on the loopback address, for tests and for processes that they start."""
+"""A bucket on the loopback address, for tests and for processes that they start."""
 
 import json
 import os
@@ -9,13 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-SCHEMES = ("gs", "s3")
-_ADDRESS = {"gs": "STORAGE_EMULATOR_HOST", "s3": "AWS_ENDPOINT_URL"}
-
 
 @contextmanager
 def serving() -> Iterator[dict[str, str]]:
-    """Serves `gs://bucket` and `s3://bucket`, empty at first, to this process and its children.
+    """Serves `gs://bucket`, empty at first, to this process and its children.
 
     Yields the environment variables that it sets, and that lead clients there.
     """
@@ -39,24 +36,24 @@ def serving() -> Iterator[dict[str, str]]:
         server.stdout.close()
 
 
-def inject(scheme: str, **changes: object) -> dict:
-    """Changes the faults of requests to `scheme`; returns all faults and counts.
+def inject(**changes: object) -> dict:
+    """Changes the faults of requests; returns all faults and counts.
 
     `fail_every=10`: one of ten requests is answered with 503. `slow_every=10, seconds=0.5`: one of
     ten waits. `read_only=True`: every write is answered with 403; `closed="x"`: every request
     that names an x. 0 and "" end a fault.
     """
     body = json.dumps(changes).encode()
-    url = os.environ[_ADDRESS[scheme]] + "/_inject"
+    url = os.environ["STORAGE_EMULATOR_HOST"] + "/_inject"
     with urllib.request.urlopen(urllib.request.Request(url, body, method="PUT")) as answer:
         return json.load(answer)
 
 
 @contextmanager
-def injected(scheme: str, **changes: object) -> Iterator[None]:
-    """Within it, requests to `scheme` have these faults; see `inject`."""
-    inject(scheme, **changes)
+def injected(**changes: object) -> Iterator[None]:
+    """Within it, requests have these faults; see `inject`."""
+    inject(**changes)
     try:
         yield
     finally:
-        inject(scheme, **{name: type(value)() for name, value in changes.items()})
+        inject(**{name: type(value)() for name, value in changes.items()})

@@ -1,9 +1,9 @@
-"""Emulators of Google's and Amazon's object storage on the loopback address, in one process.
+"""An emulator of Google's object storage on the loopback address.
 
 `python -m tests.buckets` prints the environment of their clients as one line of JSON and serves
-until its standard input ends. The storage is that of gcp-storage-emulator and moto, in memory. What
-the first lacks, a write that only succeeds for an expected generation, is added here, and requests
-can be made to fail, to wait or to be refused: see `tests.buckets.inject`.
+until its standard input ends. The storage is that of gcp-storage-emulator, in memory. What it
+lacks, a write that only succeeds for an expected generation, is added here, and requests can be
+made to fail, to wait or to be refused: see `tests.buckets.inject`.
 """
 
 import itertools
@@ -23,17 +23,9 @@ from gcp_storage_emulator.exceptions import NotFound
 from gcp_storage_emulator.handlers import buckets
 from gcp_storage_emulator.server import RequestHandler
 from gcp_storage_emulator.storage import Storage
-from moto.moto_server.werkzeug_app import (
-    DomainDispatcherApplication,
-    MotoRequestHandler,
-    create_backend_app,
-)
-from moto.s3.models import s3_backends
-from werkzeug.serving import make_server
 
 BUCKET = "bucket"
 CONTROL = "/_inject"
-REGION = "us-east-1"
 
 
 class Injections:
@@ -177,32 +169,19 @@ class GoogleHandler(Faulty, RequestHandler):
                 self._answer(412, json.dumps(error).encode())
 
 
-class AmazonHandler(Faulty, MotoRequestHandler):
-    injections = Injections()
-
-
 def main() -> None:
     logging.disable()  # they report each object that a client looks for and does not find
     storage = ConditionalStorage(use_memory_fs=True)
     buckets.create_bucket(BUCKET, storage)
     google = GoogleServer(("127.0.0.1", 0), partial(GoogleHandler, storage))
-    app = DomainDispatcherApplication(create_backend_app)
-    amazon = make_server("127.0.0.1", 0, app, threaded=True, request_handler=AmazonHandler)
-    s3_backends["123456789012"]["aws"].create_bucket(BUCKET, REGION)
-    for server in (google, amazon):
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-    google_url, amazon_url = (f"http://127.0.0.1:{s.server_address[1]}" for s in (google, amazon))
+    threading.Thread(target=google.serve_forever, daemon=True).start()
+    url = f"http://127.0.0.1:{google.server_address[1]}"
     environment = {
-        "STORAGE_EMULATOR_HOST": google_url,
-        "TENSORSTORE_GCS_HTTP_URL": google_url,
+        "STORAGE_EMULATOR_HOST": url,
+        "TENSORSTORE_GCS_HTTP_URL": url,
         "GCE_METADATA_ROOT": "127.0.0.1:9",  # no search for credentials
         "NO_GCE_CHECK": "true",
         "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # it asks an interface that is not emulated
-        "AWS_ENDPOINT_URL": amazon_url,
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": REGION,
-        "AWS_EC2_METADATA_DISABLED": "true",
     }
     print(json.dumps(environment), flush=True)
     sys.stdin.read()

@@ -20,17 +20,17 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     if scheme == "here":
         return tmp_path / "place"
     request.getfixturevalue("object_storage")
-    return storage.to_path(f"{scheme}://bucket/{uuid.uuid4().hex}")
+    return storage.to_path(f"gs://bucket/{uuid.uuid4().hex}")
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
+def template(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], str]:
     """The folder with the steps 2, 3 and 5 of a kind of place, to be copied."""
 
     @functools.cache
-    def make(scheme: str) -> str:
+    def make(in_bucket: bool) -> str:
         here = str(tmp_path_factory.mktemp("template") / "three")
-        folder = f"{scheme}://bucket/template" if scheme else here
+        folder = "gs://bucket/template" if in_bucket else here
         states.make_folder(folder, (2, 3, 5))
         return folder
 
@@ -38,11 +38,10 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
 
 
 @pytest.fixture
-def three(place: Path, template: Callable[[str], str]) -> Path:
+def three(place: Path, template: Callable[[bool], str]) -> Path:
     """A folder with the committed steps 2, 3 and 5, which no process locks."""
-    scheme = str(place).partition("://")[0] if storage.is_in_bucket(place) else ""
     system, path = fsspec.url_to_fs(str(place))
-    system.copy(template(scheme), path, recursive=True)
+    system.copy(template(storage.is_in_bucket(place)), path, recursive=True)
     return place
 
 

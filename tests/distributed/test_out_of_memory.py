@@ -2,6 +2,7 @@
 
 import io
 import resource
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.runs.run_folder import Run
+from experiments.harness.training.saving import Saves
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, is_out_of_memory
 
@@ -33,18 +35,18 @@ def state_of(step: int) -> dict:
     return {"w": np.random.default_rng(step).normal(size=(97, 89))}
 
 
-def save_all(checkpoints: Checkpoints, *steps: int) -> None:
+def save_all(saves: Saves, *steps: int) -> None:
     for step in steps:
-        checkpoints.save(step, state_of(step), {})
+        saves.save(step, state_of(step), {})
 
 
 def test_saves_that_fail_are_warned_of_and_the_third_in_a_row_ends(tmp_path):
-    with Checkpoints(tmp_path / "c", patience=3) as checkpoints:
-        save_all(checkpoints, 1)
-        checkpoints.wait()
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        save_all(saves := Saves(checkpoints), 1)
+        saves.end()
         with files_no_longer_than(9_000), pytest.warns(UserWarning) as said:
             with pytest.raises(OSError, match="could not be written to .*/c"):
-                save_all(checkpoints, 2, 3, 5, 7)
+                save_all(saves, 2, 3, 5, 7)
         assert ["2 more failures end the run", "1 more failures end the run"] == [
             str(warning.message).rpartition(", and ")[2] for warning in said
         ]
@@ -52,33 +54,39 @@ def test_saves_that_fail_are_warned_of_and_the_third_in_a_row_ends(tmp_path):
 
 
 def test_a_save_that_succeeds_makes_the_failures_before_it_forgotten(tmp_path):
-    with Checkpoints(tmp_path / "c", patience=3) as checkpoints:
+    with Checkpoints(tmp_path / "c") as checkpoints:
+        saves = Saves(checkpoints)
         for step in (2, 5, 11):
             with (
                 files_no_longer_than(9_000),
                 pytest.warns(UserWarning, match="2 more failures end"),
             ):
-                save_all(checkpoints, step, step + 1)
+                save_all(saves, step, step + 1)
                 with pytest.raises(OSError):
-                    checkpoints.wait()
-            save_all(checkpoints, step + 2)
-            checkpoints.wait()
+                    saves.end()
+            save_all(saves, step + 2)
+            saves.end()
         assert checkpoints.steps() == [4, 7, 13]
         restored, _ = checkpoints.restore(state_of(0))
         assert restored["w"].tobytes() == jnp.asarray(state_of(13)["w"]).tobytes()
 
 
-def test_the_last_save_is_never_forgiven(tmp_path):
-    with Checkpoints(tmp_path / "c", patience=3) as checkpoints:
+def test_the_last_save_is_never_forgiven(tmp_path, monkeypatch):
+    with Checkpoints(tmp_path / "c") as checkpoints:
         with files_no_longer_than(9_000), pytest.raises(OSError, match="could not be written"):
-            save_all(checkpoints, 2)
-            checkpoints.wait()
+            save_all(saves := Saves(checkpoints), 2)
+            saves.end()
+        full = shutil.disk_usage(tmp_path)._replace(free=0)
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: full)
+        with pytest.warns(UserWarning, match="No space left on device.*2 more failures end"):
+            save_all(saves := Saves(checkpoints), 2)
+        with pytest.raises(OSError, match="No space left on device"):
+            saves.end()
 
 
-@pytest.mark.parametrize("name", ["patience", "keep"])
-def test_no_patience_and_no_checkpoint_to_keep_are_refused(tmp_path, name):
-    with pytest.raises(CheckpointError, match=f"{name}=0, but it must be at least 1"):
-        Checkpoints(tmp_path, **{name: 0})
+def test_no_checkpoint_to_keep_is_refused(tmp_path):
+    with pytest.raises(CheckpointError, match="keep=0, but it must be at least 1"):
+        Checkpoints(tmp_path, keep=0)
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,6 @@ from tests.faults import states
 pytestmark = pytest.mark.long
 
 SPEEDS = {"tokens_per_second", "data_wait", "mfu"}
-# What differs between the kinds of buckets is tested in tests/checkpoint: a run needs one of them.
-IN_GS, IN_S3 = (
-    pytest.mark.parametrize("bucket_url", [scheme], indirect=True) for scheme in buckets.SCHEMES
-)
 
 
 @pytest.fixture(autouse=True)
@@ -85,7 +81,6 @@ def said(capsys: Any, command: Any, kind: Any, words: str) -> str:
     return capsys.readouterr().out
 
 
-@IN_S3
 def test_a_run_in_a_bucket_is_stopped_resumed_by_its_address_and_the_local_one_to_the_bit(
     bucket_url, causal_run, capsys
 ):
@@ -100,9 +95,9 @@ def test_a_run_in_a_bucket_is_stopped_resumed_by_its_address_and_the_local_one_t
     resumed = cli.parse(PRESETS, ["--resume", address], experiment="language_modelling")
     assert resumed == far
     capsys.readouterr()
-    with buckets.injected("s3", fail_every=20, slow_every=20, seconds=0.1):
+    with buckets.injected(fail_every=20, slow_every=20, seconds=0.1):
         there = language_modelling.train(resumed, make_step=make_step).folder
-        assert buckets.inject("s3")["failed"] > 3
+        assert buckets.inject()["failed"] > 3
     assert "from step 0" not in capsys.readouterr().out
     assert str(there) == address
     expected, found = (left(x, far.training) for x in (causal_run.folder, there))
@@ -111,7 +106,6 @@ def test_a_run_in_a_bucket_is_stopped_resumed_by_its_address_and_the_local_one_t
     assert len(list((there / "tensorboard").iterdir())) == 2
 
 
-@IN_S3
 def test_a_language_model_in_a_bucket_is_read_shown_loaded_and_exported(
     bucket_url, causal_run, tmp_path, capsys
 ):
@@ -138,7 +132,6 @@ def test_a_language_model_in_a_bucket_is_read_shown_loaded_and_exported(
         jf.load(f"{bucket_url}/hub")
 
 
-@IN_GS
 def test_a_profile_is_written_to_a_bucket(bucket_url):
     folder = to_path(f"{bucket_url}/profile")
     step = profiled(lambda state, batch: (state + batch, {}), folder, first=1, steps=2)
@@ -147,14 +140,13 @@ def test_a_profile_is_written_to_a_bucket(bucket_url):
     assert [path for path in folder.rglob("*.xplane.pb") if path.read_bytes()]
 
 
-@IN_GS
 def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one(
     bucket_url, translation_run, capsys
 ):
     """With credentials that cannot write, where a command writes nothing there."""
     here, there = translation_run.folder, to_path(f"{bucket_url}/runs/translation/tiny")
     storage.upload(here, there)
-    with buckets.injected("gs", read_only=True):
+    with buckets.injected(read_only=True):
         printed = said(capsys, evaluate.main, evaluate.EvaluateOptions, f"--run {there}")
         scores = json.loads((here / "scores.json").read_text())
         assert json.loads(printed.splitlines()[-1])["chrf"] == scores["chrf"]
@@ -171,7 +163,6 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
     assert b"data-hover" in (there / "report.html").read_bytes()
 
 
-@IN_GS
 def test_a_run_in_a_bucket_begins_with_the_weights_of_another_and_is_compared_with_it(
     bucket_url, translation_run
 ):
@@ -187,7 +178,6 @@ def test_a_run_in_a_bucket_begins_with_the_weights_of_another_and_is_compared_wi
     assert comparison.groups[0].mean == json.loads((there / "scores.json").read_text())["chrf"]
 
 
-@IN_GS
 def test_a_sweep_in_a_bucket_trains_each_cell_that_no_other_process_holds_once(
     bucket_url, tmp_path, capsys
 ):
@@ -210,7 +200,6 @@ def test_a_sweep_in_a_bucket_trains_each_cell_that_no_other_process_holds_once(
     assert len(compare([str(folder)]).groups[0].runs) == 2
 
 
-@IN_GS
 def test_a_bucket_that_cannot_be_used_ends_a_training_with_one_sentence(
     bucket_url, tmp_path, capsys
 ):
@@ -226,6 +215,6 @@ def test_a_bucket_that_cannot_be_used_ends_a_training_with_one_sentence(
     err = refused("gs://other/runs")
     assert "error: gs://other/runs/translation/grammar/" in err
     assert "bucket 'other'" in err and "correct" in err
-    with buckets.injected("gs", read_only=True):
+    with buckets.injected(read_only=True):
         err = refused(bucket_url)
     assert "Forbidden" in err and "use credentials that allow it to be written" in err

@@ -149,5 +149,5 @@ def test_a_language_preset_begins_with_the_losses_recorded(name, random_params):
 
 
 def test_an_address_of_no_bucket_is_refused_for_runs():
-    with pytest.raises(ConfigError, match="give a folder, gs://bucket/path or s3://bucket/path"):
+    with pytest.raises(ConfigError, match="give a folder or gs://bucket/path"):
         replace(LANGUAGE_PRESETS["python_stdlib"], runs="ftp://host/folder")

@@ -108,13 +108,15 @@ def _examine(checkpoints: Checkpoints) -> dict:
     wrong = [step for step in checkpoints.steps() if not states.is_right(checkpoints, step)]
     if newest is not None and not states.is_right(checkpoints):
         wrong.append(newest)
-    aside = [name for name in storage.folders(checkpoints.folder) if name.startswith("corrupt-")]
-    return {"found": -1 if newest is None else newest, "wrong": wrong, "aside": aside}
+    folders = storage.folders(checkpoints.folder)
+    committed = [name for name, files in folders.items() if manifest.NAME in files]
+    skipped = [name for name in committed if int(name) > (newest or 0)]
+    return {"found": -1 if newest is None else newest, "wrong": wrong, "skipped": skipped}
 
 
 def _first(told: Any, *, early: bool) -> dict | None:
     """The report of the child; None at once where it is to be killed while it starts."""
-    return None if early else next(told, {"found": -1, "wrong": [], "aside": ["no start"]})
+    return None if early else next(told, {"found": -1, "wrong": [], "skipped": ["no start"]})
 
 
 def judge(began: dict, committed: int) -> str:
@@ -123,8 +125,8 @@ def judge(began: dict, committed: int) -> str:
         return f"silent: steps {began['wrong']} are not what was saved"
     if began["found"] < committed:
         return f"step {began['found']} was found, but {committed} was committed"
-    if began["aside"]:
-        return f"a whole step was set aside: {began['aside']}"
+    if began["skipped"]:
+        return f"a whole step was skipped: {began['skipped']}"
     return "survived"
 
 

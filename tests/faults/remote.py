@@ -1,4 +1,4 @@
-"""Checkpoints in emulated buckets of both kinds: kills, damage, failing requests, two writers."""
+"""Checkpoints in an emulated bucket: kills, damage, failing requests, two writers."""
 
 import json
 import os
@@ -14,13 +14,13 @@ from tests.faults.children import Count
 
 
 def killed(tries: int) -> Count:
-    """Runs that save and prune without end, killed `tries` times in each kind of bucket."""
-    return _in_each(lambda folder: kills.at_random(folder, tries))
+    """Runs that save and prune without end, killed `tries` times."""
+    return _in_bucket(lambda folder: kills.at_random(folder, tries))
 
 
 def damaged(every: int) -> Count:
     """Each object of the newest step, damaged in each way, or in one of `every` of these cases."""
-    return _in_each(lambda folder: Count(*children.in_child(partial(_damage_all, folder, every))))
+    return _in_bucket(lambda folder: Count(*children.in_child(partial(_damage_all, folder, every))))
 
 
 def troubled() -> Count:
@@ -30,27 +30,24 @@ def troubled() -> Count:
         faults = {"failing": {"fail_every": 10}, "slow": {"slow_every": 10, "seconds": 0.1}}
         outcomes = []
         for name, fault in faults.items():
-            with buckets.injected(os.fspath(folder)[:2], **fault):
+            with buckets.injected(**fault):
                 outcomes.append(children.in_child(partial(_save_and_restore, folder / name)))
         return children.counted(outcomes)
 
-    return _in_each(both)
+    return _in_bucket(both)
 
 
 def misused() -> Count:
     """Two writers, one that was taken over, one that may only read, a bucket that is not there."""
     cases = (folders.two_runs, _taken_over, _read_only, _absent)
-    return _in_each(lambda folder: children.counted([case(folder) for case in cases]))
+    return _in_bucket(lambda folder: children.counted([case(folder) for case in cases]))
 
 
-def _in_each(count: Callable[[Path], Count]) -> Count:
-    """The sum of what `count` returns for an empty folder in each kind of bucket."""
-    counts = []
+def _in_bucket(count: Callable[[Path], Count]) -> Count:
+    """What `count` returns for an empty folder in a bucket."""
     with buckets.serving():
-        for scheme in buckets.SCHEMES:
-            # Children are forked from a process that has imported all and sent no request.
-            counts.append(count(storage.to_path(f"{scheme}://bucket/checkpoints")))
-    return Count(*map(sum, zip(*counts, strict=True)))
+        # Children are forked from a process that has imported all and sent no request.
+        return count(storage.to_path("gs://bucket/checkpoints"))
 
 
 def _damage_all(folder: Path, every: int) -> Count:
@@ -80,12 +77,11 @@ def _save_and_restore(folder: Path) -> str:
 
 def _taken_over(folder: Path) -> str:
     def taken_over() -> str:
-        with Checkpoints(folder, patience=9) as first:
+        with Checkpoints(folder) as first:
             states.save(first, 3)
             first.wait()
-            number = max(storage.lengths(folder / ".lock"))
-            content = json.loads((folder / ".lock" / number).read_text())
-            (folder / ".lock" / number).write_text(json.dumps(content | {"expires": 0}))
+            content = json.loads((folder / ".lock").read_text())
+            (folder / ".lock").write_text(json.dumps(content | {"expires": 0}))
             with Checkpoints(folder) as second:
                 states.save(second, 5)
                 said = folders.refusal(lambda: states.save(first, 7), folder)
@@ -97,7 +93,7 @@ def _taken_over(folder: Path) -> str:
 
 def _read_only(folder: Path) -> str:
     def refused() -> str:
-        with buckets.injected(os.fspath(folder)[:2], read_only=True):
+        with buckets.injected(read_only=True):
             said = folders.refusal(lambda: Checkpoints(folder).__enter__(), folder)
             return said if states.is_right(Checkpoints(folder)) else "silent: other bits were read"
 

@@ -36,11 +36,11 @@ def test_every_short_injection_is_survived_and_nothing_is_silently_wrong(tmp_pat
         ({"found": 7}, "survived"),
         ({"found": 6}, "step 6 was found, but 7 was committed"),
         ({"found": 7, "wrong": [5]}, "silent: steps [5] are not what was saved"),
-        ({"found": 7, "aside": ["corrupt-6"]}, "a whole step was set aside: ['corrupt-6']"),
+        ({"found": 7, "skipped": ["8"]}, "a whole step was skipped: ['8']"),
     ],
 )
 def test_a_start_after_a_kill_must_find_at_least_what_was_committed(began, said):
-    assert kills.judge({"wrong": [], "aside": []} | began, committed=7) == said
+    assert kills.judge({"wrong": [], "skipped": []} | began, committed=7) == said
 
 
 def sampled(**last: int) -> list[dict]:

@@ -83,7 +83,7 @@ def _check_shared(folder: Path) -> None:
     except ConfigError as error:
         raise ConfigError(
             f"{folder} is not shared by all hosts: give --runs a shared folder, or one in a bucket "
-            "(gs://BUCKET/PATH, s3://BUCKET/PATH)"
+            "(gs://BUCKET/PATH)"
         ) from error
     finally:
         if distributed.is_first():

@@ -19,6 +19,7 @@ from experiments.harness.training import device_check
 from experiments.harness.training.build import describe_size, learning_rates, result_params
 from experiments.harness.training.early_stopping import EarlyStopping, due
 from experiments.harness.training.progress import Progress
+from experiments.harness.training.saving import Saves
 from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import Cost, EvaluationResult, Task, sample_lines
 from jaxformer import storage
@@ -77,6 +78,8 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             )
         )
 
+        saves = Saves(checkpoints)
+
         def save(*, as_best: bool = False) -> None:
             progress.settle()
             noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
@@ -85,7 +88,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 # Only regular checkpoints are averaged, as if the run had never been stopped.
                 regular = due(number, training.save_every)
                 metric = stopping.metric_at(number)
-                checkpoints.save(number, state, noted | origin, metric, regular=regular)
+                saves.save(number, state, noted | origin, metric, regular=regular)
 
         def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert task.evaluate is not None
@@ -95,7 +98,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             if is_saved:
                 log.flush()
                 noted = {"early_stopping": after._asdict()}
-                checkpoints.annotate(number, noted, after.metric)
+                saves.annotate(number, noted, after.metric)
             return after
 
         step = progress.announce(step)
@@ -126,7 +129,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 save(as_best=best)
             if stop:
                 break
-        checkpoints.wait()
+        saves.end()
     return state
 
 

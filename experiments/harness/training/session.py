@@ -94,7 +94,7 @@ def open_run(
         if setup.platform != "cpu":  # where the tests have compared them
             device_check.check_products(config.model.dtype)
         keep = config.training.average_checkpoints + 1  # one may be damaged
-        with Checkpoints(log.folder / "checkpoints", keep=keep, patience=3) as checkpoints:
+        with Checkpoints(log.folder / "checkpoints", keep=keep) as checkpoints:
             yield OpenRun(
                 config=config,
                 devices=devices,

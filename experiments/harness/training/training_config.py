@@ -166,8 +166,7 @@ class RunConfig(DeviceChoice):
     """The steps of presets, and the time that they took from the command to the scores."""
 
     runs: str = "runs"
-    """The folder that holds the folders of all experiments; also gs://BUCKET/PATH or
-    s3://BUCKET/PATH."""
+    """The folder that holds the folders of all experiments; also gs://BUCKET/PATH."""
     init_from: str = ""
     """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
     RUN@best. A language model also from a folder or hub name of transformers. Empty: none."""
