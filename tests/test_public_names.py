@@ -63,7 +63,7 @@ def test_an_unknown_name_is_refused_by_name():
 
 @pytest.mark.parametrize(
     ("name", "extra"),
-    [("torch", "peers"), ("rich", "experiments"), ("sentencepiece", "subwords")],
+    [("torch", "models"), ("rich", "experiments"), ("sentencepiece", "subwords")],
 )
 def test_what_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)

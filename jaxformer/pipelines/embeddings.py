@@ -1,6 +1,7 @@
 """The vectors that a model gives to texts and their tokens."""
 
 import warnings
+from collections.abc import Iterator
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
@@ -21,7 +22,6 @@ from jaxformer.pipelines.batching import (
     check_lengths,
     check_texts,
     compile_for,
-    group_by_length,
     next_power_of_two,
     pad_with_mask,
     unwrapped,
@@ -29,6 +29,9 @@ from jaxformer.pipelines.batching import (
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.pretrained.sentence_modules import SentenceOptions
 from jaxformer.text.tokenizers import Template, Tokenizer
+
+# As many rows keep the arrays of a layer in a CPU's cache.
+_ROWS = 32
 
 Pooling = Literal["cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken"]
 
@@ -122,7 +125,7 @@ def embed(
     static = {"pooling": options.pooling, "details": details}
     pooled: list[Any] = [None] * len(rows)
     of_tokens: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-    for chosen, size in group_by_length([len(ids) for ids in rows], max_len):
+    for chosen, size in _batches([len(ids) for ids in rows], max_len):
         batch = next_power_of_two(len(chosen))
         tokens, real = pad_with_mask([rows[i] for i in chosen], batch, size)
         arrays = tokens, real, real & (np.arange(size) >= skipped)
@@ -140,6 +143,24 @@ def embed(
         names = [tokenizer.token(index) for index in ids]
         results.append(TextEmbeddings(names, *of_tokens[i], vectors[i]))
     return as_given(texts, results)
+
+
+def _batches(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]:
+    """Indices of up to `_ROWS` texts of similar length, and their padded length; the longest first.
+
+    A batch is as long as its longest text or up to a quarter longer, so that shapes are few, and no
+    text is less than half as long.
+    """
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    start = 0
+    while start < len(order):
+        longest = lengths[order[start]]
+        end = start + 1
+        while end < min(start + _ROWS, len(order)) and lengths[order[end]] * 2 >= longest - 16:
+            end += 1
+        step = max(8, next_power_of_two(longest) // 8)
+        yield order[start:end], min(-(-longest // step) * step, max_len)
+        start = end
 
 
 def _input_ids(

@@ -13,7 +13,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pipelines import embed, fill_mask, score
+from jaxformer.pipelines import embed, embeddings, fill_mask, score
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import (
     MASKED_SPECIAL_TOKENS,
@@ -279,3 +279,15 @@ def test_a_patched_model_scores_and_embeds_as_the_model_without_its_head(decoder
     vectors = (embed(Loaded(*one, words), SENTENCES, details=True) for one in both)
     for ours, theirs in zip(*vectors, strict=True):
         np.testing.assert_allclose(ours.contextual, theirs.contextual, atol=1e-4)
+
+
+def test_texts_are_batched_with_those_of_similar_length_in_few_shapes(rng):
+    lengths = rng.integers(1, 510, 211).tolist() + [3] * 97
+    batches = list(embeddings._batches(lengths, 509))
+    assert sorted(i for chosen, _ in batches for i in chosen) == list(range(len(lengths)))
+    for chosen, size in batches:
+        of_batch = [lengths[i] for i in chosen]
+        assert len(chosen) <= 32 and size <= 509
+        assert max(of_batch) <= size <= max(max(of_batch) * 5 / 4, 8)
+        assert min(of_batch) * 2 + 16 >= max(of_batch)
+    assert len({size for _, size in batches}) < 20
