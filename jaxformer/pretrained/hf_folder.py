@@ -1,8 +1,10 @@
 """The files of a model as `transformers` writes them; no code in them is run."""
 
+import difflib
 import json
 import os
 import re
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -13,39 +15,63 @@ from jaxtyping import Float
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
 from jaxformer.pretrained.weight_map import Shape
-from jaxformer.storage import to_path
+from jaxformer.storage import is_in_bucket, to_path
 
 _Json = TypeVar("_Json", dict[str, Any], list[Any])
 
 _CHUNK = 2**16
+_MOST_FOLDERS = 500
 _TYPES = {"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32}
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_HUB = "hf:"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.spm", "*.model"]
 
 
 def locate(name: str | os.PathLike[str]) -> Path:
-    """The folder `name`; if there is none, the hub's model of this name, downloaded.
+    """The folder `name`; for "hf:owner/model", the hub's model of this name, downloaded.
 
-    Raises `MissingExtra` for a hub's name without `huggingface_hub`, `ConfigError` for a file and
-    for a name that the hub does not have.
+    Raises `MissingExtra` for a hub's name without `huggingface_hub`, `ConfigError` for what is no
+    folder, naming the nearest folders of models, and for a name that the hub does not have.
     """
+    if isinstance(name, str) and name.startswith(_HUB):
+        return _download(name.removeprefix(_HUB))
     path = to_path(name)
     if path.is_dir():
         return path
-    if path.exists() or not isinstance(name, str) or not _HUB_NAME.fullmatch(name):
-        raise ConfigError(f"{path} is not a folder: give one with a config.json")
+    near = [] if is_in_bucket(path) or path.exists() else _folders_near(path)
+    asked = isinstance(name, str) and _HUB_NAME.fullmatch(name) and "/" in name
+    raise ConfigError(
+        f"{path} is not a folder: give one with a config.json"
+        + (f", such as {', '.join(near)}" if near else "")
+        + (f", or for the hub's model {_HUB}{name}" if asked else "")
+    )
+
+
+def _download(name: str) -> Path:
+    if not _HUB_NAME.fullmatch(name):
+        raise ConfigError(f"{_HUB}{name} is not a name of the hub: give {_HUB}owner/model")
     try:
         library = optional_dependencies.load("huggingface_hub")
     except MissingExtra as error:
-        raise MissingExtra(f"{name} is not a folder; as a hub's name, {error}") from error
+        raise MissingExtra(f"{_HUB}{name}: {error}") from error
     try:
         return Path(library.snapshot_download(name, allow_patterns=_HUB_FILES))
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{name} is not a folder, and cannot be downloaded from the Hub: "
-            f"{shorten(str(error), 300)}"
+            f"{_HUB}{name} cannot be downloaded: {shorten(str(error), 300)}"
         ) from error
+
+
+def _folders_near(path: Path) -> list[str]:
+    """The folders with a config.json that are named most like `path`, which is not there."""
+    root = next(parent for parent in path.parents if parent.is_dir())
+    if root.resolve() == root.resolve().parent:  # the root of all files
+        return []
+    patterns = ("/".join(["*"] * depth) + "/config.json" for depth in (1, 2, 3))
+    files = (file for pattern in patterns for file in root.glob(pattern))
+    folders = [str(file.parent) for file in islice(files, _MOST_FOLDERS)]
+    return difflib.get_close_matches(str(path), folders, n=3, cutoff=0.0)
 
 
 def read_json(path: Path, kind: type[_Json] = dict) -> _Json:

@@ -1,4 +1,4 @@
-"""Trained models from folders: of `transformers`, of a run, or from a name on the hub."""
+"""Trained models from folders: of `transformers`, of a run, or of the hub."""
 
 import functools
 import os
@@ -65,9 +65,8 @@ def load_pretrained(
     `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
     `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
     the transpose of its embedding. With a `strategy`, such as `sharded(mesh)`, `params` are JAX
-    arrays of the stored type, and each device reads only its parts from the files. If there is no
-    such folder, `folder` is the name of a model on the hub and is downloaded (needs
-    `huggingface_hub`).
+    arrays of the stored type, and each device reads only its parts from the files. The model
+    "hf:owner/model" of the hub is downloaded (needs `huggingface_hub`).
 
     Pad texts at their ends, as the pipelines do: in transformers RoBERTa, XLM-R and M2M100 count
     positions from the first token that is no padding, here from the first column.

@@ -490,27 +490,34 @@ def test_a_name_of_a_hub_is_downloaded(folder, monkeypatch):
     path = folder("gpt2")
     fake = types.SimpleNamespace(snapshot_download=download)
     monkeypatch.setitem(sys.modules, "huggingface_hub", fake)
-    assert load_pretrained("someone/tiny-gpt2").model.config.d_model == 10
+    assert load_pretrained("hf:someone/tiny-gpt2").model.config.d_model == 10
     ((name, patterns),) = asked
     assert name == "someone/tiny-gpt2"
     assert "*.safetensors" in patterns and "*.bin" not in patterns
-    with pytest.raises(
-        ConfigError, match="nobody/nothing is not a folder, and cannot be downloaded.* 404"
-    ):
-        load_pretrained("nobody/nothing")
+    with pytest.raises(ConfigError, match="hf:nobody/nothing cannot be downloaded: 404"):
+        load_pretrained("hf:nobody/nothing")
 
 
 def test_a_name_of_a_hub_without_its_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(MissingExtra, match=r"someone/gpt is not a folder.*jaxformer\[experiments"):
-        load_pretrained("someone/gpt")
+    with pytest.raises(MissingExtra, match=r"hf:someone/gpt: .*jaxformer\[experiments"):
+        load_pretrained("hf:someone/gpt")
+    with pytest.raises(ConfigError, match="hf:../gpt is not a name of the hub"):
+        load_pretrained("hf:../gpt")
 
 
-@pytest.mark.parametrize("name", ["/absent/folder", "../absent", "a/b/c", "./gpt2x", "-"])
-def test_a_path_is_never_asked_of_a_hub(name, monkeypatch):
+@pytest.mark.parametrize("name", ["/absent/folder", "runs/gpt2x", "gpt2x", "./gpt2x", "-"])
+def test_a_folder_that_is_not_there_is_named_with_the_nearest_and_no_hub_is_asked(
+    name, folder, tmp_path, monkeypatch
+):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(ConfigError, match="is not a folder: give one with a config.json"):
+    monkeypatch.chdir(tmp_path)
+    folder("gpt2")
+    message = "is not a folder: give one with a config.json"
+    with pytest.raises(ConfigError, match=message) as said:
         load_pretrained(name)
+    assert ("such as" in str(said.value)) == (not name.startswith("/"))
+    assert ("hf:runs/gpt2x" in str(said.value)) == (name == "runs/gpt2x")
 
 
 def test_fine_tuned_parameters_may_be_on_a_device(filled, tmp_path):

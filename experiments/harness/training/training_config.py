@@ -169,7 +169,7 @@ class RunConfig(DeviceChoice):
     """The folder that holds the folders of all experiments; also gs://BUCKET/PATH."""
     init_from: str = ""
     """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
-    RUN@best. A language model also from a folder or hub name of transformers. Empty: none."""
+    RUN@best. A language model also from a folder of transformers or hf:owner/model. Empty: none."""
     continue_from: str = ""
     """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
     state and step are taken over, the schedule is that of these options. Empty: none."""
