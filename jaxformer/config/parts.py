@@ -112,8 +112,8 @@ class OutputOptions(Part):
     >>> gemma2 = jf.OutputOptions(softcap=30.0)
     """
 
-    bias: bool = False
-    """The output projection has a bias for each token."""
+    bias: bool | None = None
+    """The output projection has a bias for each token; None: that of a masked model has one."""
     softcap: Positive | None = None
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
 

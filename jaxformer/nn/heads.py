@@ -7,6 +7,7 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap
 from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
 from jaxformer.nn.stack import make_norm
@@ -44,6 +45,10 @@ class MaskedLanguageModel(Model):
 
     def setup(self) -> None:
         config = self.config
+        if config.output.bias is False:
+            raise ConfigError(
+                "output.bias=False, but the logits of a masked model have a bias: leave it out"
+            )
         self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
         init = config.dense_init
         self.transform: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)

@@ -81,7 +81,7 @@ class DecodingModel(Model):
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         output = config.output
         self.output: LMHead = LMHead(
-            config.vocab_size, output.bias, output.softcap, config.dense_init
+            config.vocab_size, bool(output.bias), output.softcap, config.dense_init
         )
         self.decoder: Stack = self.make_stack(config.num_decoder_layers, self._cross)
 

@@ -218,11 +218,12 @@ def _start(
 
 def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
     """The ids of each prompt; `DataError` for what is neither a text nor ids of tokens."""
+    prompts = list(prompts)
+    texts = iter(tokenizer.encode_inputs([x for x in prompts if isinstance(x, str)]))
     encoded = []
     for number, prompt in enumerate(prompts, start=1):
         try:
-            text = isinstance(prompt, str)
-            ids = np.asarray(tokenizer.encode_inputs([prompt])[0] if text else prompt)
+            ids = np.asarray(next(texts) if isinstance(prompt, str) else prompt)
         except ValueError:  # lists of different lengths
             ids = np.empty(())
         if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):

@@ -106,6 +106,7 @@ class ModelSpec(NamedTuple):
             "attention.query_scalar": attention.query_scalar or config.key_size,
             "encoder.num_heads": encoder.num_heads,
             "encoder.d_ff": encoder.d_ff,
+            "output.bias": bool(config.output.bias),
         }
         if attention.window is None or (attention.full_every or 0) > config.num_decoder_layers:
             fields["attention.full_every"] = None

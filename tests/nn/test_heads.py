@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import BERT_BASE, NormOptions, Rotary, TransformerConfig
+from jaxformer.config import BERT_BASE, NormOptions, OutputOptions, Rotary, TransformerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.cross_entropy import cross_entropy
@@ -101,6 +102,12 @@ def test_the_token_head_is_dense_activation_norm_embedding_and_bias(bert, masked
     assert_equal(logits, expected)
     head = params["next_sentence"]
     assert_equal(follows, pooled @ head["kernel"] + head["bias"])
+
+
+def test_a_masked_model_without_a_bias_of_its_logits_is_refused():
+    model = MaskedLanguageModel(replace(BERT, output=OutputOptions(bias=False)))
+    with pytest.raises(ConfigError, match="output.bias=False, but the logits of a masked model"):
+        jax.eval_shape(model.init, jax.random.key(0), jnp.ones((2, 3), jnp.int32))
 
 
 def test_without_positions_asked_for_every_token_gets_logits(bert, masked, assert_equal):

@@ -240,7 +240,7 @@ def test_what_the_reference_lacks_is_refused(torch):
     for make, changes, message in (
         (transformer, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* give .*=Sinu"),
         (transformer, {"positions": Sinusoidal(layout="halves")}, "layout='halves'.* is not supp"),
-        (transformer, {"output": OutputOptions(bias=True)}, "output.bias=True is .*bias=False"),
+        (transformer, {"output": OutputOptions(bias=True)}, "output.bias=True is .*bias=None"),
         (transformer, {"embeddings": EmbeddingOptions(zero_id=1)}, "embeddings.zero_id=1 is not"),
         (gpt, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* positions=Learned\(\)"),
     ):
