@@ -9,7 +9,8 @@ one.
 import argparse
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields
+from typing import Any
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
@@ -25,7 +26,7 @@ from jaxformer.config import Natural, from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import is_pretrained, load_eos
+from jaxformer.pretrained import is_pretrained, load_sampling_config
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -71,13 +72,18 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     finder.add_argument("--run", default=_RUN)
     run = finder.parse_known_args(args)[0].run
     folder, default = run_folders(run)[0], GenerateOptions()
-    if (folder / "config.json").is_file() and not is_pretrained(folder):
+    if is_pretrained(folder):
+        default = GenerateOptions(**_fields(*load_sampling_config(folder)), run=run)
+    elif (folder / "config.json").is_file():
         content = config_files.read_object(folder)
         kinds = {"sampling": SamplingConfig, "completion": CompletionOptions}
         parts = (from_plain(kind, content.get(name, {}), name) for name, kind in kinds.items())
-        sampling, completion = map(asdict, parts)
-        default = GenerateOptions(**sampling, **completion, run=run)
+        default = GenerateOptions(**_fields(*parts), run=run)
     return cli.parse({"default": default}, args, description=__doc__)
+
+
+def _fields(*parts: Any) -> dict[str, Any]:
+    return {name: value for part in parts for name, value in vars(part).items()}
 
 
 @distributed.joins
@@ -90,9 +96,6 @@ def main(options: GenerateOptions) -> None:
         texts = read_texts((), options.input) if is_masked else (read_text(options.input),)
     if isinstance(loaded.model, EncoderOnly):
         raise ConfigError(f"{options.run} is an encoder without a head that fills in: use jf.embed")
-    folder = run_folders(options.run)[0]
-    if options.eos is None and is_pretrained(folder):
-        options = replace(options, eos=load_eos(folder))
 
     def answer(texts: tuple[str, ...]) -> None:
         if is_masked:

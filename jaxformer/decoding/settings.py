@@ -44,7 +44,7 @@ class SearchConfig(LogitsConfig):
 
     beam_size: Count = 4
     """Hypotheses per sentence; 1 is greedy search."""
-    length_penalty: float = 0.6
+    length_penalty: Annotated[float, Range(-8, 8, "[]")] = 0.6
     """Exponent of the length penalty; a larger one favours longer texts."""
     length_penalty_kind: Literal["gnmt", "power"] = "gnmt"
     """gnmt: log p / ((5 + length) / 6)^length_penalty. power: log p / length^length_penalty."""
@@ -81,6 +81,25 @@ class SearchConfig(LogitsConfig):
         if not self.eos:
             raise ConfigError("eos is empty, but a text must be able to end: give an id")
         _check_min_new_tokens(self)
+        if self.max_new_tokens is not None:
+            self.check_end(self.max_new_tokens)
+
+    def check_end(self, most: int) -> None:
+        """Raises `ConfigError` if a text of `most` tokens could not end as `at_max_length` says."""
+        if self.at_max_length != "force_eos":
+            return
+        why = ""
+        if self.min_new_tokens >= most:
+            why = f"min_new_tokens={self.min_new_tokens} forbids it there"
+        elif set(self.eos) <= set(self.suppress_tokens):
+            why = "suppress_tokens forbids it"
+        elif most == 1 and self.forced_bos not in (None, *self.eos):
+            why = f"it begins with forced_bos={self.forced_bos}"
+        if why:
+            raise ConfigError(
+                f"the last of at most {most} tokens of a text must be EOS {self.eos}, but {why}: "
+                "allow more tokens, or give at_max_length='cut'"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +169,11 @@ class CompletionOptions(Checked):
     refuse: raise an error. slide: continue in rounds of max_len // 2 tokens; each round sees the
     last tokens before it that fit.
     """
+    max_length: Count | None = None
+    """The most tokens of a prompt and its continuation together, beside max_new_tokens; None: any
+    number."""
+    min_length: Natural = 0
+    """The fewest tokens of both before EOS, beside min_new_tokens."""
     seed: Seed = 0
     """Seed of the random numbers."""
 

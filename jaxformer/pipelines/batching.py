@@ -11,7 +11,8 @@ import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.decoding import Step
+from jaxformer.config import TransformerConfig
+from jaxformer.decoding import LogitsConfig, Step
 from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
@@ -103,6 +104,14 @@ def check_id(name: str, token: int, vocab_size: int) -> None:
         raise ConfigError(
             f"{name}={token}, but the model's token ids are 0 to {vocab_size - 1}: give one of them"
         )
+
+
+def suppressed_ids(
+    model_config: TransformerConfig, tokenizer: Tokenizer, config: LogitsConfig
+) -> tuple[int, ...]:
+    """The ids that are never written: those of `config`, and those that the tokenizer lacks."""
+    unknown = range(tokenizer.vocab_size, model_config.vocab_size)
+    return *config.suppress_tokens, *(x for x in unknown if x not in config.suppress_tokens)
 
 
 def check_count(name: str, value: Any, most: int | None = None) -> None:

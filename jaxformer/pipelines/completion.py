@@ -37,6 +37,7 @@ from jaxformer.pipelines.batching import (
     make_step_fn,
     next_power_of_two,
     pad_right,
+    suppressed_ids,
 )
 from jaxformer.pipelines.partial_text import PartialText
 from jaxformer.pipelines.rows import (
@@ -184,6 +185,9 @@ def _start(
     """The values of the call, and the texts to write."""
     inputs, tokenizer, _ = check_inputs(loaded, prompts, DecoderOnly)
     config, options = loaded.choose_settings(settings, changes, SamplingConfig, CompletionOptions)
+    given = changes.keys() | {field for x in settings for field in vars(x)}
+    if "max_new_tokens" in given and "max_length" not in given:  # a folder's counts no more
+        options = replace(options, max_length=None)
     model = loaded.model
     special, max_len, length = tokenizer.special, model.config.max_len, config.max_new_tokens
     eos = options.eos
@@ -200,18 +204,22 @@ def _start(
                     "to begin a text with: give it some text"
                 )
             ids = [special.bos]
-        total = len(ids) + length
+        new = min(length, (options.max_length or FOREVER) - len(ids))
+        if new < 1:
+            raise ConfigError(
+                f"prompt {i + 1} of {len(encoded)} has {len(ids)} tokens, but max_length="
+                f"{options.max_length} of prompt and continuation: give max_new_tokens instead"
+            )
+        total = len(ids) + new
         if total > max_len and options.overflow == "refuse":
             raise ConfigError(
                 f"prompt {i + 1} of {len(encoded)} has {len(ids)} tokens, which makes {total} with "
-                f"max_new_tokens={length}, but max_len={max_len}: shorten it, give a smaller "
+                f"max_new_tokens={new}, but max_len={max_len}: shorten it, give a smaller "
                 "max_new_tokens, or give overflow='slide'"
             )
         number, stop = first_example_id + i, options.stop
-        texts.append(PartialText(number, ids, tokenizer, max_new_tokens=length, eos=eos, stop=stop))
-    unknown = range(tokenizer.vocab_size, model.config.vocab_size)
-    suppressed = *(x for x in unknown if x not in config.suppress_tokens), *config.suppress_tokens
-    config = replace(config, suppress_tokens=suppressed)
+        texts.append(PartialText(number, ids, tokenizer, max_new_tokens=new, eos=eos, stop=stop))
+    config = replace(config, suppress_tokens=suppressed_ids(model.config, tokenizer, config))
     model, params = prepare(model, loaded.params)
     return _Call(model, params, config, options, eos), texts
 
@@ -344,7 +352,7 @@ class _Call(NamedTuple):
         self, texts: list[PartialText], programs: int, tokens_at_once: int
     ) -> Iterator[Iterator[tuple[PartialText, str]]]:
         """Iterators that write `texts` to their ends, so that `programs` may run at a time."""
-        sizes = [text_size(len(text.prompt) + self.config.max_new_tokens) for text in texts]
+        sizes = [text_size(len(text.prompt) + text.max_new_tokens) for text in texts]
         for size in sorted(set(sizes)):
             group = [text for text, other in zip(texts, sizes, strict=True) if other == size]
             # Prompts that enter together are of similar length.
@@ -375,7 +383,7 @@ class _Call(NamedTuple):
 
         rounds = [self.round(text) for text in texts]
         counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
-        if slides := [seen for seen, new in rounds if new < self.config.max_new_tokens]:
+        if slides := [seen for seen, _ in rounds if seen < max_len]:
             counts = range(min(counts), max(slides) + 1)
         counts = {count - 1 for count in counts}
         widths = {width for count in counts for _, width in reading_plan(count, room)}
@@ -402,7 +410,7 @@ class _Call(NamedTuple):
 
         A text that does not fit slides: it sees its last tokens, beside room for max_len // 2.
         """
-        max_len, new = self.model.config.max_len, self.config.max_new_tokens
+        max_len, new = self.model.config.max_len, text.max_new_tokens
         if len(text.prompt) + new <= max_len:
             return max_len, new
         half = max(1, max_len // 2)
@@ -432,10 +440,9 @@ class _Call(NamedTuple):
             history_lengths=column(map(len, wholes)),
             written=column(len(text.ids) for text in texts),
         )
-        context, values = (
-            column(len(ids) - 1 for ids in contexts),
-            row_values(self.config, VALUES, count),
-        )
+        values, context = row_values(self.config, VALUES, count), column(map(len, contexts)) - 1
+        missing = self.options.min_length - column(len(text.prompt) for text in texts)
+        values["min_new_tokens"] = np.maximum(values["min_new_tokens"], missing)
         new = NewTexts(prompts, context, values, np.uint32(self.options.seed))
         return new, pad_right([ids[:-1] for ids in contexts], count, int(context.max()))
 

@@ -36,7 +36,7 @@ class PartialText:
         self.ended: bool = False
         self.done: bool = False
         self._tokenizer = tokenizer
-        self._max_new_tokens = max_new_tokens
+        self.max_new_tokens = max_new_tokens
         self.eos = eos
         self._stop = stop
         self._known = self.prompt[-_BEFORE:]
@@ -47,7 +47,7 @@ class PartialText:
     @property
     def left(self) -> int:
         """The number of ids that may follow."""
-        return 0 if self.done else self._max_new_tokens - len(self.ids)
+        return 0 if self.done else self.max_new_tokens - len(self.ids)
 
     def context(self, size: int) -> list[int]:
         """The last `size` ids of the prompt and its continuation."""
@@ -60,7 +60,7 @@ class PartialText:
         """
         self.ids.append(token)
         self.ended = token in self.eos
-        self.done = self.ended or len(self.ids) == self._max_new_tokens
+        self.done = self.ended or len(self.ids) == self.max_new_tokens
         if not self.ended:
             self._unread.append(token)
         self._held += self._read()

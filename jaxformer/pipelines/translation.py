@@ -39,6 +39,7 @@ from jaxformer.pipelines.batching import (
     group_by_length,
     make_step_fn,
     pad_right,
+    suppressed_ids,
 )
 from jaxformer.pipelines.rows import (
     FOREVER,
@@ -328,6 +329,7 @@ def _translate(
     model, params = prepare(loaded.model, loaded.params)
     config, count = model.config, concurrency(params)
     check_id("bos", options.bos, config.vocab_size)
+    search = replace(search, suppress_tokens=suppressed_ids(config, tokenizer, search))
     sentences = [
         _Sentence(ids, search.max_new_tokens or len(ids) + options.max_extra_tokens)
         for ids in sources
@@ -361,6 +363,7 @@ def _target_size(
     most = max(sentence.limit for sentence in group)
     most = min(most, model_config.max_len) if learned else most
     fewest = min(most, *(sentence.limit for sentence in group))
+    search.check_end(fewest)
     if search.min_new_tokens > fewest:
         raise ConfigError(
             f"min_new_tokens={search.min_new_tokens}, but the translation of a sentence may have "

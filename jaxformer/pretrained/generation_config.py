@@ -45,6 +45,9 @@ _NEUTRAL = {
     "exponential_decay_length_penalty": None,
 }
 
+# The same of decoders that sample.
+_SAMPLED_ONLY = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
+
 
 def load_generation_config(
     folder: str | os.PathLike[str],
@@ -93,7 +96,7 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
 
 def load_sampling_config(
-    folder: str | os.PathLike[str], max_len: int
+    folder: str | os.PathLike[str], max_len: int = 400
 ) -> tuple[SamplingConfig, CompletionOptions]:
     """The settings with which the decoder in `folder` completes a text.
 
@@ -106,19 +109,34 @@ def load_sampling_config(
     """
     path, eos = locate(folder), load_eos(folder)
     settings = _settings(path)
+    sampled = bool(settings.get("do_sample"))
+    neutral = _SAMPLED_ONLY if sampled else {}
     try:
-        _check_neutral(settings | {"do_sample": False, "stop_strings": []}, num_beams=1)
+        _check_neutral(
+            settings | {"do_sample": False, "stop_strings": []},
+            num_beams=1,
+            forced_bos_token_id=None,
+            forced_eos_token_id=None,
+            **neutral,
+        )
+        size = parse_number("vocab_size", settings.get("vocab_size"), int)
         drawn = {key: settings.get(key, default) for key, default in _SAMPLING.items()}
         stop = settings.get("stop_strings", [])
+        new = {end: settings.get(f"{end}_new_tokens") for end in ("min", "max")}
+        whole = {end: settings.get(f"{end}_length") for end in ("min", "max") if new[end] is None}
+        most = _length(settings, "max", 1) or max(1, min(200, max_len // 2))
         sampling = SamplingConfig(
-            **(drawn if settings.get("do_sample") else {"temperature": 0.0}),
+            **(drawn if sampled else {"temperature": 0.0}),
             **{field: settings.get(key, default) for key, (field, default) in _LOGITS.items()},
-            min_new_tokens=_length(settings, "min", 0) or 0,
-            max_new_tokens=_length(settings, "max", 1) or max(1, min(200, max_len // 2)),
-            suppress_tokens=tuple(settings.get("suppress_tokens", [])),
+            min_new_tokens=new["min"] or 0,
+            max_new_tokens=most,
+            suppress_tokens=_suppressed(settings, size, eos or ()),
         )
         return sampling, CompletionOptions(
-            eos=eos, stop=(stop,) if isinstance(stop, str) else (*stop,)
+            eos=eos,
+            stop=(stop,) if isinstance(stop, str) else (*stop,),
+            max_length=whole.get("max"),
+            min_length=whole.get("min") or 0,
         )
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
@@ -215,6 +233,26 @@ def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, Transla
             f"{list(forced_eos)}, but a text must end with an id that is not the padding's, and "
             "that is the one that is forced"
         )
+    search = SearchConfig(
+        **{field: settings.get(key, default) for key, (field, default) in _SEARCH.items()},
+        length_penalty_kind="power",
+        early_stopping=_EARLY_STOPPING[early],
+        at_max_length="force_eos_at_no_cost" if forced_eos else "cut",
+        min_new_tokens=_length(settings, "min", 0) or 0,
+        max_new_tokens=_length(settings, "max", 1),
+        suppress_tokens=_suppressed(settings, size, eos),
+        forced_bos=None if forced_bos is None else _id("forced_bos_token_id", forced_bos, size),
+        extra_candidates=len(eos),
+        eos=eos,
+    )
+    if search.early_stopping == "never" and search.length_penalty <= 0:
+        # Without a penalty that favours length, "never" of transformers is its heuristic.
+        search = replace(search, early_stopping="heuristic")
+    return search, TranslationOptions(bos=bos, pad=pad)
+
+
+def _suppressed(settings: Mapping[str, Any], size: int, eos: tuple[int, ...]) -> tuple[int, ...]:
+    """The ids of suppress_tokens and bad_words_ids."""
     bad_words = settings.get("bad_words_ids", [])
     if not isinstance(bad_words, list) or any(
         not isinstance(word, list) or len(word) != 1 for word in bad_words
@@ -224,22 +262,7 @@ def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, Transla
         )
     bad_ids = _ids("bad_words_ids", [word[0] for word in bad_words], size)
     suppressed = _ids("suppress_tokens", settings.get("suppress_tokens", []), size)
-    search = SearchConfig(
-        **{field: settings.get(key, default) for key, (field, default) in _SEARCH.items()},
-        length_penalty_kind="power",
-        early_stopping=_EARLY_STOPPING[early],
-        at_max_length="force_eos_at_no_cost" if forced_eos else "cut",
-        min_new_tokens=_length(settings, "min", 0) or 0,
-        max_new_tokens=_length(settings, "max", 1),
-        suppress_tokens=(*(id for id in bad_ids if id not in eos), *suppressed),
-        forced_bos=None if forced_bos is None else _id("forced_bos_token_id", forced_bos, size),
-        extra_candidates=len(eos),
-        eos=eos,
-    )
-    if search.early_stopping == "never" and search.length_penalty <= 0:
-        # Without a penalty that favours length, "never" of transformers is its heuristic.
-        search = replace(search, early_stopping="heuristic")
-    return search, TranslationOptions(bos=bos, pad=pad)
+    return *(id for id in bad_ids if id not in eos), *suppressed
 
 
 def _id(key: str, value: Any, size: int) -> int:
@@ -260,7 +283,7 @@ def _ids(key: str, value: Any, size: int) -> tuple[int, ...]:
 
 
 def _length(settings: Mapping[str, Any], end: str, least: int) -> int | None:
-    """`min_new_tokens` or `max_new_tokens`; `min_length` and `max_length` count the start too."""
+    """`min_new_tokens` or `max_new_tokens`; `min_length` and `max_length` count one more."""
     new, whole = f"{end}_new_tokens", f"{end}_length"
     if new in settings:
         return parse_number(new, settings[new], int, least)

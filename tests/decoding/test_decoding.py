@@ -22,7 +22,7 @@ from jaxformer.decoding import (
     sample,
 )
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import EncoderDecoder
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.text import tokenizers
 
@@ -556,6 +556,10 @@ def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
         ({"beam_size": 0}, "beam_size=0, but it must be at least 1"),
         ({"max_new_tokens": 0}, "max_new_tokens=0, but it must be at least 1"),
         ({"min_new_tokens": 3, "max_new_tokens": 2}, "min_new_tokens=3 is more than max_new_tok"),
+        ({"length_penalty": 30.0}, r"length_penalty=30.0, but it must be in \[-8, 8\]"),
+        ({"min_new_tokens": 3, "max_new_tokens": 3}, "at most 3 tokens .* EOS .*min_new_tokens=3"),
+        ({"suppress_tokens": (2,), "max_new_tokens": 3}, "but suppress_tokens forbids it: allow"),
+        ({"forced_bos": 5, "max_new_tokens": 1}, "at most 1 tokens .* begins with forced_bos=5"),
         ({"beam_size": 2.5}, "beam_size=2.5 is a float, but it must be an integer"),
         ({"eos": [2]}, r"eos=\[2\] is a list, but it must be a tuple of integers"),
         ({"eos": 2}, "eos=2 is a int, but it must be a tuple of integers"),
@@ -572,6 +576,35 @@ def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
 def test_a_config_refuses_what_cannot_be(settings, message):
     with pytest.raises(ConfigError, match=message):
         SearchConfig(**settings)
+
+
+@pytest.mark.parametrize("early_stopping", ["never", "heuristic", "beam_full"])
+def test_a_search_of_logits_that_are_nan_ends_at_its_limits_with_scores_that_are_nan(
+    early_stopping,
+):
+    config = SearchConfig(beam_size=2, max_new_tokens=7, early_stopping=early_stopping)
+    steps = []
+
+    def step(tokens, cache):
+        jax.debug.callback(lambda: steps.append(1))
+        return jnp.full((*tokens.shape, 5), jnp.nan), cache
+
+    found = beam_search(step, NoMemory(), FIRST, jnp.array([3, 5]), config)
+    jax.effects_barrier()
+    assert np.isnan(found.scores).all() and len(steps) == 5
+    prompts = Prompts(FIRST, jnp.array([3, 5]), jnp.arange(2))
+    drawn = sample(step, NoMemory(), prompts, jax.random.key(0), SamplingConfig(top_k=3))
+    assert np.isnan(drawn.scores).all()
+
+
+def test_a_cache_shorter_than_the_texts_is_refused():
+    model = DecoderOnly(TransformerConfig(7, d_model=8, d_ff=9, num_heads=2, num_decoder_layers=1))
+    step, cache = partial(markov_step, jnp.zeros((7, 7))), model.init_cache(2, max_length=5)
+    prompts = Prompts(FIRST, LIMITS + 3, jnp.arange(2))
+    with pytest.raises(ValueError, match="6 more tokens were given to a cache with 0 of max_len"):
+        sample(step, cache, prompts, jax.random.key(0))
+    with pytest.raises(ValueError, match="6 more tokens were given to a cache with 0 of max_len"):
+        beam_search(step, cache, FIRST, LIMITS + 3)
 
 
 def test_the_default_special_ids_are_those_of_the_tokenizers_trained_here():

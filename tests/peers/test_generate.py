@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import beam_search, load_pretrained
+from jaxformer import beam_search, load, load_pretrained
 from jaxformer.decoding import SearchConfig
-from jaxformer.pipelines import make_step_fn, score_pairs, translate, translate_ids
+from jaxformer.pipelines import complete, make_step_fn, score_pairs, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
-from jaxformer.text.tokenizers import train_bpe
+from jaxformer.text.tokenizers import train_bpe, train_characters
 from tests.peers.pairs import MARIAN, SIZES, V, build
 
 pytestmark = pytest.mark.peer
@@ -311,3 +311,33 @@ def test_a_decoder_goes_on_as_theirs_does(kind, torch, transformers, tmp_path):
             found = search(loaded.model, loaded.params, jnp.asarray(prompts), settings)
             given = filled(np.asarray(found.tokens), 1, 0)
             assert np.array_equal(given[..., : expected.shape[-1]], expected)
+
+
+DECODER_SETTINGS = [
+    {"max_length": 11, "min_length": 8},
+    {"max_length": 20},
+    {"max_new_tokens": 6, "bad_words_ids": [[3], [5], [1]], "min_new_tokens": 2},
+    {"max_new_tokens": 7, "suppress_tokens": [2, 7], "repetition_penalty": 1.4, "min_length": 5},
+    {"max_new_tokens": 8, "no_repeat_ngram_size": 2},
+]
+
+
+@pytest.mark.parametrize("settings", DECODER_SETTINGS, ids=str)
+def test_settings_of_a_decoders_folder_mean_what_they_mean_to_them(
+    settings, torch, transformers, tmp_path
+):
+    config = transformers.GPT2Config(**DECODERS["GPT2"], eos_token_id=1, pad_token_id=0)
+    theirs = randomize(torch, transformers.GPT2LMHeadModel(config), 3, 1)
+    theirs.generation_config.update(**settings)
+    theirs.save_pretrained(tmp_path)
+    tokenizer = train_characters(["".join(map(chr, range(97, 97 + V - 4)))])
+    assert tokenizer.vocab_size == V
+    loaded = replace(load(tmp_path), tokenizer=tokenizer)
+    prompts = [np.random.default_rng(n).integers(2, V, 2 + n % 5) for n in range(10)]
+    found = complete(loaded, prompts, details=True)
+    for prompt, ours in zip(prompts, found, strict=True):
+        said = theirs.generate(
+            torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt))
+        )
+        assert ours.ids == said[0, len(prompt) :].tolist()
+    assert len({tuple(each.ids) for each in found}) > 3

@@ -228,7 +228,9 @@ def test_ids_and_lengths_that_the_model_cannot_have_are_refused(system):
     with pytest.raises(ConfigError, match="bos=16, but the model's token ids are 0 to 15"):
         run(system, ["abc"], options=TranslationOptions(bos=16))
     with pytest.raises(ConfigError, match="min_new_tokens=6, but the translation of a sentence"):
-        run(system, ["abcde", "a"], SearchConfig(min_new_tokens=6))
+        run(system, ["abcde", "a"], SearchConfig(min_new_tokens=6, at_max_length="cut"))
+    with pytest.raises(ConfigError, match="at most 5 tokens of a text must be EOS"):
+        run(system, ["abcde", "a"], SearchConfig(min_new_tokens=5))
     for name, value in (("batch_size", 0), ("max_extra_tokens", -1), ("bos", 1.5)):
         with pytest.raises(ConfigError, match=f"{name}={value}"):
             TranslationOptions(**{name: value})
@@ -256,6 +258,37 @@ def test_what_is_no_pair_is_refused(system, pair):
 
 def test_lines_that_are_made_on_the_way_are_all_taken(system):
     assert run(system, (x for x in ["a", "b"])) == run(system, ["a", "b"])
+
+
+def test_ids_beyond_the_tokenizer_are_never_written_and_logits_that_are_nan_are_said(
+    random_params, system
+):
+    config = dataclasses.replace(system[0].config, vocab_size=19)
+    model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
+    params = random_params(model, ids, ids)
+    params["output"]["kernel"][0, 16:] = 20.0
+    norm = params["decoder"]["final_norm"]
+    norm["scale"][0], norm["bias"][0] = 0.0, 10.0
+    loaded = Loaded(model, params, *system[2:])
+    found = translate(loaded, ["abc", "d"], beam_size=2, details=True)
+    assert all(max(each.ids) < 16 for line in found for each in line)
+    params["output"]["kernel"][:] = np.nan
+    with pytest.warns(UserWarning, match="the model's logits are NaN: the translations mean"):
+        found = translate(loaded, ["abc", "d"], beam_size=2, details=True, max_new_tokens=5)
+    assert all(np.isnan(each.score) for line in found for each in line)
+
+
+def test_a_translation_that_is_cut_gets_no_eos_where_eos_is_the_id_of_padding_too(system):
+    """Its ids are followed by zeros."""
+    model, params, *tokenizers = system
+    bare = train_characters([LETTERS], special_tokens=("<eos>", "<pad>", "<unk>", "<bos>"))
+    output = params["output"]["kernel"].copy()
+    output[0] = 0.0
+    output[0, [0, 1, 2, 3]] = -9.0
+    loaded = Loaded(model, params | {"output": {"kernel": output}}, bare)
+    cut = {"at_max_length": "cut", "eos": (0,), "pad": 1, "bos": 3, "max_new_tokens": 5}
+    found = translate(loaded, ["abc", "k"], beam_size=2, details=True, **cut)
+    assert all(len(each.ids) == 5 and 0 not in each.ids for line in found for each in line)
 
 
 def test_a_hundred_calls_of_mixed_settings_and_lengths_compile_few_programs(system, rng, compiled):

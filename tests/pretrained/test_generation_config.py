@@ -11,6 +11,7 @@ from jaxformer.pretrained import (
     inexpressible_settings,
     load_eos,
     load_generation_config,
+    load_sampling_config,
 )
 
 MARIAN = {
@@ -213,3 +214,30 @@ def test_sampling_is_written_as_transformers_names_it():
     }
     greedy = generation_json(SamplingConfig(temperature=0.0), 23, {"eos_token_id": 2})
     assert not greedy["do_sample"] and "temperature" not in greedy and greedy["eos_token_id"] == 2
+
+
+GPT2 = {"model_type": "gpt2", "vocab_size": 17, "eos_token_id": 1}
+
+
+def test_lengths_of_a_decoder_count_the_prompt_unless_they_are_of_new_tokens(folder):
+    sampling, options = load_sampling_config(folder(GPT2, {"max_length": 11, "min_length": 5}), 23)
+    assert (options.max_length, options.min_length, sampling.min_new_tokens) == (11, 5, 0)
+    both = {"max_length": 11, "min_length": 5, "max_new_tokens": 7, "min_new_tokens": 3}
+    sampling, options = load_sampling_config(folder(GPT2, both), 23)
+    assert (options.max_length, options.min_length) == (None, 0)
+    assert (sampling.max_new_tokens, sampling.min_new_tokens) == (7, 3)
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"bad_words_ids": [[2, 3]]}, "bad_words_ids"),
+        ({"do_sample": True, "typical_p": 0.9}, "typical_p"),
+        ({"do_sample": True, "epsilon_cutoff": 0.1}, "epsilon_cutoff"),
+        ({"forced_bos_token_id": 3}, "forced_bos_token_id"),
+        ({"forced_eos_token_id": 1}, "forced_eos_token_id"),
+    ],
+)
+def test_what_a_decoder_cannot_follow_is_refused_by_its_key(settings, key, folder):
+    with pytest.raises(ConfigError, match=key):
+        load_sampling_config(folder(GPT2, settings), 23)
