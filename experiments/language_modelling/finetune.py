@@ -126,7 +126,7 @@ class Learner(NamedTuple):
 @distributed.joins
 def main(options: FinetuneOptions) -> None:
     """Prints the scores, their means and deviations, and writes them to finetune.json."""
-    folder = result_folder(options, "language_modelling")
+    folder = result_folder(options, "language_modelling", options.train, options.test)
     if options.task != "classification" and not options.train:
         raise ConfigError(f"task={options.task!r} needs files: give --train FILE and --test FILE")
     rows = TASKS[options.task].read(options)

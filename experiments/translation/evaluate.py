@@ -19,7 +19,7 @@ from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
-from experiments.harness.runs.run_files import read_table, write_lines, write_table
+from experiments.harness.runs.run_files import check_output, read_table, write_lines, write_table
 from experiments.harness.training import build
 from experiments.harness.training.progress import Sample
 from experiments.harness.training.session import OpenRun, describe_folder
@@ -291,6 +291,7 @@ class EvaluateOptions(DecodingOptions, RunOptions):
 @distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
+    check_output(options.output, options.source, options.target)
     load = partial(load_translator, options=options, decoding=options)
     loaded = load_members(load, options.run, int8=options.int8)
     text = _text(options, loaded)

@@ -100,7 +100,9 @@ PRESETS = {
 @distributed.joins
 def main(options: FinetuneOptions) -> None:
     """Prints the scores before and after, and writes them to finetune.json."""
-    folder = result_folder(options, "translation")
+    sides = options.train, options.test
+    files = [name for side in sides for name in (side.source, side.target)]
+    folder = result_folder(options, "translation", *files)
     decoding = DecodingOptions(beam_size=options.beam_size)
     loaded = load_translator(options.folder, options, decoding)
     if options.save:

@@ -15,7 +15,7 @@ from experiments.harness import cli
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
-from experiments.harness.runs.run_files import one_line
+from experiments.harness.runs.run_files import check_output, one_line
 from experiments.harness.runs.text_io import open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
 from experiments.translation.evaluate import describe_too_long, without_too_long
@@ -109,9 +109,7 @@ def _check(options: TranslateOptions) -> None:
         raise ConfigError(
             "several processes translate one text, but each has a standard input: give --input FILE"
         )
-    paths = Path(options.input), Path(options.output)
-    if options.input != "-" and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
-        raise ConfigError(f"{options.output} is the input: write the translations elsewhere")
+    check_output(*("" if path == "-" else path for path in (options.output, options.input)))
 
 
 def _format(number: int, hypotheses: list[Translation], options: TranslateOptions) -> str:

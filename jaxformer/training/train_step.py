@@ -93,7 +93,8 @@ def make_train_step(
     that are differentiated one after the other. `reduce` adds the sums over devices that each hold
     a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
     axis_name="data")`, under `jax.shard_map` with either value of `check_vma`. Neither changes the
-    gradient, because sums are divided once, at the end.
+    gradient, because sums are divided once, at the end. After n updates the decay of the average
+    is the smaller of `ema_decay` and (1 + n) / (10 + n): a short training forgets its first values.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
 
@@ -242,9 +243,11 @@ def make_update(
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.numpy_dtype_promotion("standard"):  # optax has no other
             updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        params, ema = optax.apply_updates(state.params, updates), state.ema
-        if ema is not None:
-            ema = optax.incremental_update(params, ema, 1.0 - ema_decay)
+            params, ema = optax.apply_updates(state.params, updates), state.ema
+            if ema is not None:  # at first the decay is small, to forget the random parameters
+                done = (state.step - state.skipped).astype(jnp.float32)
+                decay = jnp.minimum(ema_decay, (1.0 + done) / (10.0 + done))
+                ema = optax.incremental_update(params, ema, 1.0 - decay)
         # Not `optax.tree.norm`: it also squares imaginary parts, which doubles the operations.
         norm = jnp.sqrt(jnp.asarray(optax.tree.sum(jax.tree.map(jnp.square, grads))))
         finite = jnp.isfinite(total) & jnp.isfinite(norm)

@@ -225,7 +225,7 @@ def test_an_input_that_cannot_be_read_is_named_and_the_output_left_alone(run, tm
     for source, code, why in (
         (tmp_path, 65, f"error: {tmp_path}: cannot read the file: Is a directory"),
         (tmp_path / "no.txt", 65, "no.txt: cannot read the file: No such file"),
-        (target, 2, "out.txt is the input: write the translations elsewhere"),
+        (target, 2, "out.txt is the input: give the output another name"),
     ):
         refused(call(translate, args | {"--input": source}), code, why)
         assert target.read_text() == "precious\n"

@@ -248,15 +248,19 @@ def test_an_average_without_a_decay_and_a_decay_without_an_average_are_refused(e
         jax.eval_shape(step, state, ragged_batch())
 
 
-def test_ema_moves_towards_the_new_parameters_by_one_minus_its_decay():
+@pytest.mark.parametrize(
+    ("decay", "used"), [(0.9999, (1 / 10, 2 / 11, 3 / 12)), (0.15, (0.1, 0.15, 0.15))]
+)
+def test_a_short_trainings_average_forgets_its_first_parameters_also_with_a_large_decay(
+    decay, used
+):
     adam = make_optimizer(OptimizerConfig("constant", learning_rate=0.01, warmup_steps=0))
-    step = jax.jit(make_train_step(bigram_loss, adam, ema_decay=0.9))
+    step = jax.jit(make_train_step(bigram_loss, adam, ema_decay=decay))
     state, expected = init_train_state(bigram(), adam, jax.random.key(3), ema=True), bigram()
-    for number in range(3):
+    for number, share in enumerate(used):
         state, _ = step(state, ragged_batch(seed=number))
-        expected = {
-            name: 0.9 * old + 0.1 * np.asarray(state.params[name]) for name, old in expected.items()
-        }
+        new = jax.tree.map(np.asarray, state.params)
+        expected = {name: share * old + (1 - share) * new[name] for name, old in expected.items()}
     assert relative(state.ema, expected) < 1e-6
     assert relative(state.ema, state.params) > 1e-3
 

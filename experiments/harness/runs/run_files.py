@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.harness.runs import datasets
 from jaxformer import storage
-from jaxformer.errors import DataError
+from jaxformer.errors import ConfigError, DataError
 
 REMEDY = "put the run's own file back, or use another --name"
 
@@ -57,6 +57,14 @@ def local_copy(path: Path) -> Path:
         with storage.replacing(copy) as part:
             path.download(part)
     return copy
+
+
+def check_output(output: str, *inputs: str) -> None:
+    """Raises `ConfigError` where the file `output` is one of `inputs`, which it would replace."""
+    for name in inputs:
+        paths = Path(output), Path(name)
+        if output and name and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
+            raise ConfigError(f"{output} is the input: give the output another name")
 
 
 def write_lines(path: str | Path, lines: list[str]) -> None:

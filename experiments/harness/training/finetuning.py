@@ -11,7 +11,7 @@ import numpy as np
 from flax import linen as nn
 from jax.tree_util import Partial
 
-from experiments.harness.runs import run_folder
+from experiments.harness.runs import run_files, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.training import build
 from experiments.harness.training.build import with_adapters
@@ -51,11 +51,13 @@ class FinetuneOptions(LoraOptions, RunOptions):
         super().__post_init__()
 
 
-def result_folder(options: FinetuneOptions, experiment: str) -> Path:
+def result_folder(options: FinetuneOptions, experiment: str, *inputs: str) -> Path:
     """The folder for the result of `options.run`: the run's, or a new one for pretrained weights.
 
-    Raises `ConfigError` for a name that no folder can have, and where `options.save` exists.
+    Raises `ConfigError` for a name that no folder can have, where `options.save` exists, and where
+    `options.output` is one of the files `inputs`.
     """
+    run_files.check_output(options.output, *inputs)
     if options.save and to_local_path(options.save).exists():
         raise ConfigError(f"save={options.save!r} exists already: give the name of a new folder")
     run = options.folder

@@ -49,7 +49,8 @@ class TrainingConfig(LoraOptions):
     """Parts of a batch whose gradients are summed one after the other before each update, on one
     device; N devices, which share the rows, take N times fewer."""
     ema_decay: Fraction = 0.0
-    """Decay of the moving average of the parameters, which then becomes the result; 0: none."""
+    """Decay of the moving average of the parameters, which then becomes the result; 0: none. After
+    n steps it is at most (1 + n) / (10 + n), so that a short training forgets its beginning."""
     seed: Seed = 0
     """Seed of the initial parameters, the order of the data and dropout."""
     log_every: Natural = 100
