@@ -15,6 +15,7 @@ from jaxformer.errors import ConfigError
 _MODULES = {
     "translation": "experiments.translation.train",
     "language_modelling": "experiments.language_modelling.train",
+    "finetuning": "experiments.language_modelling.finetune",
 }
 
 

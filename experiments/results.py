@@ -36,7 +36,7 @@ _MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTAL
 _VERSIONS = ("python", "jax", "jaxlib", "flax", "optax", "numpy")
 _LAST_COMMIT = "947ba07"
 """The last commit with the commands of lines that name no commit."""
-_REMOVED_OPTIONS = ("--programs decode",)
+_REMOVED_OPTIONS = ("--programs decode", "finetune --run", "finetune --preset")
 
 
 @dataclass(frozen=True)

@@ -59,15 +59,22 @@ TRANSLATION = f"""
 LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --training.evaluate_every 1 --prompts sun"
 ADDED = {
     "translation.train": TRANSLATION,
-    "translation.finetune": f"{STEPS} --num_test 3 --beam_size 2 --source_len 19 --target_len 7",
+    "translation.finetune": f"""
+        {STEPS} --task.num_scored 3 --task.beam_size 2 --task.source_len 19 --task.target_len 7
+    """,
     "language_modelling.train": LANGUAGE,
-    "language_modelling.finetune": f"{STEPS} --seq_len 41 --doc_stride 7 --seeds 1 --num_train 20",
+    "language_modelling.finetune": f"""
+        {STEPS} --data.seq_len 41 --task.doc_stride 7 --task.num_examples 0
+    """,
     "language_modelling.generate": "--max_new_tokens 5",
     "sweep translation": f"{TRANSLATION} --seeds 1",
     "sweep language_modelling": f"{LANGUAGE} --seeds 1",
+    "sweep finetuning": f"""
+        {STEPS} --data.seq_len 41 --task.num_examples 0 --data.train train.tsv
+        --data.test test.tsv --seeds 1
+    """,
     "plan language_modelling": f"""
-        {LANGUAGE} --training.grad_accumulation 1 --compiler cpu --decode.texts 2
-        --sampling.max_new_tokens 5
+        {LANGUAGE} --training.grad_accumulation 1 --compiler cpu --sampling.max_new_tokens 5
     """,
 }
 """What makes a command short; of an option that stands twice the last one counts."""
@@ -85,8 +92,8 @@ def run(command: str) -> None:
     short = ADDED.get(name, "")
     if "--continue_from" in command:
         short += " --optimizer.total_steps 3"
-    if name == "language_modelling.finetune" and "--train " not in command:
-        short += " --train train.tsv --test test.tsv"
+    if name == "language_modelling.finetune" and "--data.train " not in command:
+        short += " --data.train train.tsv --data.test test.tsv"
     if "--strategy single" in command:
         short += " --name single"
     if "_masked" in command:

@@ -40,6 +40,7 @@ def options_of(command: str) -> dict:
         "plan language_modelling": presets_of("language_modelling"),
         "sweep": sweep_presets("translation"),
         "sweep language_modelling": sweep_presets("language_modelling"),
+        "sweep finetuning": sweep_presets("finetuning"),
         **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
@@ -116,7 +117,7 @@ def test_a_command_of_a_readme_parses(command, args):
         word = words.pop(0) if words and words[0] in RUNS_COMMANDS else "list"
         command = f"runs {word}"
     positional = POSITIONAL.get(command, "")
-    if command in ("sweep", "plan") and words[:1] == ["language_modelling"]:
+    if command in ("sweep", "plan") and words[:1] in (["language_modelling"], ["finetuning"]):
         command = f"{command} {words[0]}"
     cli.parse(options_of(command), words, positional=positional)
 

@@ -8,13 +8,21 @@ from dataclasses import dataclass
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
-from experiments.harness.runs import distributed
+from experiments.harness.runs import distributed, run_files
+from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from experiments.language_modelling.load_run import load_run
+from experiments.language_modelling.tasks.chat_template import TEMPLATE, load_template
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
 
 _TASKS: dict[str, exporting.Task] = {"causal": "text-generation", "masked": "fill-mask"}
+_FINETUNED: dict[str, exporting.Task] = {
+    "classification": "text-classification",
+    "pairs": "text-classification",
+    "spans": "question-answering",
+    "chat": "text-generation",
+}
 _PRESETS = {
     "causal": ("python_stdlib", "shakespeare_char", "wikitext2", "gpt2_124m"),
     "masked": ("bert_tiny", "bert_base"),
@@ -37,11 +45,27 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     loaded = load_run(folder, options)
     config = loaded.config
     generation: SamplingConfig | None = config.sampling if config.objective == "causal" else None
+    labels: list[str] = []
+    files: dict[str, str] = {}
+    task = _TASKS[config.objective]
+    if isinstance(config, FinetuneConfig):
+        labels = (run_files.read_record(folder / FACTS, {"labels": list}) or {}).get("labels", [])
+        task = _FINETUNED[config.task.kind]
+        if config.task.kind == "chat":
+            files = {TEMPLATE: load_template(folder, loaded.tokenizer).source}
+        else:
+            generation = None
     return exporting.Exportable(
         config=config,
-        task=_TASKS[config.objective],
+        task=task,
         published=lambda: exporting.Published(
-            loaded.model, loaded.params, loaded.tokenizer, generation, config.completion
+            loaded.model,
+            loaded.params,
+            loaded.tokenizer,
+            generation,
+            config.completion,
+            labels=labels,
+            files=files,
         ),
         presets=_PRESETS[config.objective],
     )

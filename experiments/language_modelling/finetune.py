@@ -1,246 +1,147 @@
-"""Learn a task from few texts: `python -m experiments.language_modelling.finetune --run RUN`.
+"""Learn a task: `python -m experiments.language_modelling.finetune --preset NAME --init_from RUN`.
 
-The run's model with the head of `--task` learns from `--num_train` examples, once from the
-pretrained weights and once from scratch, for each of `--seeds` seeds, and its score on the test
-examples is printed. Without files, classification asks which of ten packages a snippet of the
+RUN may also be a folder of transformers. The same command again resumes. Everything is kept in
+runs/finetuning/NAME. Without files, classification asks which of ten packages a snippet of the
 standard library is from.
 """
 
-import json
-import statistics
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
-from jax.tree_util import Partial
+import numpy as np
 
-from experiments.harness import cli
-from experiments.harness.runs import distributed
-from experiments.harness.runs.run_files import write_lines
-from experiments.harness.training import build, finetuning
-from experiments.harness.training.finetuning import Trainer, make_trainer, result_folder
-from experiments.harness.training.training_config import OptimizerConfig
-from experiments.language_modelling.load_run import LoadedRun, load_run
-from experiments.language_modelling.tasks import TASKS, Task, predict
-from jaxformer.config import Count, Natural, Range
+from experiments.harness import cli, training
+from experiments.harness.cli import display
+from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
+from experiments.harness.runs.loggers import Logger
+from experiments.harness.training.rows import Rows, choose, predict
+from experiments.language_modelling import finetune_start
+from experiments.language_modelling.finetune_presets import PRESETS, FinetuneConfig
+from experiments.language_modelling.prepare import tokenizer_digest
+from experiments.language_modelling.tasks import TASKS, Encoded, Scored
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import save_pretrained
-from jaxformer.pretrained.saving import check_savable
-from jaxformer.training import lora
+from jaxformer.text.tokenizers import Tokenizer
+
+EXPERIMENT = "finetuning"
 
 
-@dataclass(frozen=True)
-class FinetuneOptions(finetuning.FinetuneOptions):
-    """The run, the task with its examples, and how to learn from them."""
-
-    run: str = "runs/language_modelling/python_stdlib"
-    """The folder of a run, or of pretrained weights."""
-    task: Literal["classification", "pairs", "spans", "chat"] = "classification"
-    """The task: labels of texts or of pairs, answers in a text, answers of an assistant."""
-    train: str = ""
-    """A file to learn from; empty: snippets of the standard library. classification: lines
-    label<TAB>text; pairs: label<TAB>premise<TAB>hypothesis; or .jsonl with these fields; spans: the
-    JSON of SQuAD; chat: .jsonl with a list of messages in each line."""
-    test: str = ""
-    """A file of the same form to test with."""
-    num_train: Natural = 200
-    """Examples to learn from; each seed chooses others, as evenly over the labels as possible. 0:
-    all."""
-    batch_size: Count = 20
-    """Rows of a batch."""
-    seeds: Count = 5
-    """Number of times to choose examples and learn, each with another seed."""
-    freeze_backbone: bool = False
-    """Trains only the classifier's head."""
-    pooling: Literal["own", "mean"] = "own"
-    """The vector that a classifier sees (classification, pairs). own: a causal model's of the last
-    token, an encoder's of the first; mean: the mean of the tokens' vectors."""
-    start: Literal["both", "pretrained", "scratch"] = "both"
-    """Starts from the pretrained weights, from random ones, or once from each."""
-    seq_len: Annotated[int, Range(3)] = 128
-    """Longest text in tokens; the rest of a longer one is cut off, or is in another window."""
-    doc_stride: Natural = 32
-    """Tokens that neighbouring windows of a long context share (spans)."""
-    max_answer_tokens: Count = 30
-    """Longest answer in tokens (spans)."""
-    chat_template: str = ""
-    """A file with a chat template in Jinja (chat); empty: that of the run's folder."""
-    optimizer: OptimizerConfig = OptimizerConfig(
-        schedule="cosine",
-        learning_rate=1e-3,
-        warmup_steps=15,
-        total_steps=150,
-        min_lr_ratio=0.0,
-        grad_clip_norm=1.0,
-        weight_decay=0.01,
-    )
-    """The optimizer, and how many steps it takes."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if bool(self.train) != bool(self.test):
-            raise ConfigError(
-                f"labelled text needs both files, but train={self.train!r} and "
-                f"test={self.test!r} were given"
-            )
-        if self.freeze_backbone and (self.task == "chat" or self.lora_rank):
-            raise ConfigError(
-                "freeze_backbone trains the head alone, but task='chat' has none and lora_rank "
-                f"trains adapters of the backbone (task={self.task!r}, lora_rank={self.lora_rank}):"
-                " leave one out"
-            )
-        if self.lora_rank and self.start != "pretrained":
-            raise ConfigError(
-                f"lora_rank={self.lora_rank} trains adapters of pretrained weights, but start="
-                f"{self.start!r}: give --start pretrained"
-            )
+def main(config: FinetuneConfig) -> None:
+    """The command."""
+    train(config)
 
 
-_head = replace(FinetuneOptions().optimizer, learning_rate=1e-2, weight_decay=0.0)
-_MASKED = "runs/language_modelling/python_stdlib_masked"
+class Prepared(NamedTuple):
+    """The examples as rows of ids."""
 
-PRESETS = {
-    "all_layers": FinetuneOptions(),
-    "frozen_backbone": FinetuneOptions(freeze_backbone=True, optimizer=_head),
-    "pairs": FinetuneOptions(task="pairs", run=_MASKED, num_train=0, seeds=1),
-    "spans": FinetuneOptions(task="spans", run=_MASKED, num_train=0, seeds=1),
-    "chat": FinetuneOptions(task="chat", num_train=0, seeds=1, start="pretrained"),
-}
+    facts: Any
+    """What the rows depend on besides the examples: the labels, or the chat template."""
+    batches: Rows
+    parts: dict[str, Encoded]
+    """validation and, where there is one, test."""
 
 
-class Learner(NamedTuple):
-    """A task, the weights that it may start from, and its compiled functions."""
-
-    task: Task
-    pretrained: Any
-    """The parameters of the model, or of its backbone."""
-    init: Callable
-    trainer: Trainer
-
-
-@distributed.joins
-def main(options: FinetuneOptions) -> None:
-    """Prints the scores, their means and deviations, and writes them to finetune.json."""
-    folder = result_folder(options, "language_modelling", options.train, options.test)
-    if options.task != "classification" and not options.train:
-        raise ConfigError(f"task={options.task!r} needs files: give --train FILE and --test FILE")
-    rows = TASKS[options.task].read(options)
-    loaded = without_heads(load_run(options.folder, options, without_head=True))
-    learner = make_learner(options, loaded, *rows)
-    task = learner.task
-    if options.save:
-        check_savable(task.model)
-    starts = ("scratch", "pretrained") if options.start == "both" else (options.start,)
-    metrics: dict[str, list[dict[str, float]]] = {start: [] for start in starts}
-    for seed in range(options.seeds):
-        for start in starts:
-            params = fine_tune(learner, seed, pretrained=start == "pretrained")
-            scored = task.score(predict(task, params, options.batch_size))
-            metrics[start].append(scored.metrics)
-            said = "  ".join(f"{name} {value:.4f}" for name, value in scored.metrics.items())
-            print(f"seed {seed}, {start}: {said}", flush=True)
-    first = next(iter(scored.metrics))
-    result = summarise({start: [x[first] for x in each] for start, each in metrics.items()})
-    print(describe(options, result, task.title))
-    if options.save:
-        save_pretrained(options.save, task.model, params, loaded.tokenizer, labels=task.labels)
-    if not distributed.is_first():
-        return
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / "finetune.json"
-    results = json.loads(path.read_text()) if path.exists() else {}
-    results[setting(options)] = {"options": asdict(options), **result, "metrics": metrics}
-    path.write_text(json.dumps(results, indent=2) + "\n")
-    if options.output:
-        write_lines(options.output, scored.lines)
-    for name, text in task.files.items() if options.save else ():
-        (Path(options.save) / name).write_text(text, encoding="utf-8")
+def make_init_and_step(
+    config: FinetuneConfig, model: Any, batch: Any, devices: Strategy
+) -> training.InitAndStep:
+    """The function that makes the first state, and the compiled step on batches like `batch`."""
+    task = TASKS[config.task.kind]
+    loss = training.build_loss(config.training, task.loss)(model)
+    return training.init_and_step(config, model, loss, task.inputs(batch), devices)
 
 
-def without_heads(loaded: LoadedRun) -> LoadedRun:
-    """The run with the `DecoderOnly` or `EncoderOnly` below its pretraining heads."""
-    model = loaded.model
-    if not isinstance(model, MaskedLanguageModel):
-        return loaded
-    encoder = EncoderOnly(model.config, model.attention_fn, model.block)
-    return replace(loaded, model=encoder, params=loaded.params["encoder"])
+def train(
+    config: FinetuneConfig,
+    *,
+    loggers: Iterable[Logger] = (),
+    make_step: Callable[..., Any] = make_init_and_step,
+    **values: Any,
+) -> TrainResult:
+    """Learns the task from the newest checkpoint on, and scores the result on the test examples.
 
-
-def make_learner(options: FinetuneOptions, loaded: LoadedRun, train: Any, test: Any) -> Learner:
-    """The task of `options` on a run `without_heads`, for rows as its `read` returns them."""
-    task = TASKS[options.task].make(options, loaded, train, test)
-    # Layers that the pretrained weights lack are new, and are trained like a head.
-    backbone = "^backbone/" if "pooler" in loaded.params else "^backbone/(?!pooler/)"
-    frozen = backbone if options.freeze_backbone else ""
-    if options.lora_rank and hasattr(task.model, "backbone"):
-        frozen = f"{backbone}(?!.*{lora.ADAPTER})"
-    init = jax.jit(partial(build.init_params, task.model))
-    trainer = make_trainer(options, task.loss, task.model, frozen)
-    return Learner(task, loaded.params, init, trainer)
-
-
-def fine_tune(learner: Learner, seed: int, *, pretrained: bool) -> Any:
-    """The model's parameters after the last step, adapters merged.
-
-    `seed` decides the examples, the order of the batches, the first weights and the dropout. Raises
-    `Diverged` when the last steps were not finite.
+    `values` and `loggers` are as those of `language_modelling.train`.
     """
-    rng = jax.random.key(seed)
-    params = first_params(learner, jax.random.split(rng)[0], pretrained=pretrained)
-    return learner.trainer.train(params, learner.task.train, seed, rng)
+    config, kind = training.with_values(config, **values), TASKS[config.task.kind]
+    sizes = finetune_start.with_start
+    with training.open_run(EXPERIMENT, config, kind.SCORES, loggers, sizes) as run:
+        tokenizer = finetune_start.prepare_tokenizer(run.config, run.folder)
+        data = prepare(run.config, run.folder, tokenizer)
+        model = kind.make_model(run.config, data.facts)
+        outputs = jax.jit(kind.outputs(model))
+
+        def scored(params: Any, text: Encoded) -> Scored:
+            size = run.config.data.batch_size
+            return kind.score(
+                run.config, predict(outputs, params, text.examples, size), text, data.facts
+            )
+
+        def evaluate(params: Any, step: int) -> training.EvaluationResult:
+            scores = scored(params, data.parts["validation"]).scores
+            return training.EvaluationResult({name: scores[name[11:]] for name in kind.SCORES})
+
+        task = training.Task(
+            model=model,
+            make_step=make_step,
+            batches=data.batches,
+            evaluate=evaluate,
+            read_start=partial(finetune_start.read_weights, run.config),
+            origin={"tokenizer": tokenizer_digest(run.folder)},
+        )
+        run, state, step = training.start(run, task)
+        training.fit(run, step, state, task)
+        params = training.choose_weights(run, task, kind.SCORES[0])
+        name = "test" if "test" in data.parts else "validation"
+        score(run, name, scored(params, data.parts[name]), data.parts[name])
+    return read_result(run.folder)
 
 
-def first_params(learner: Learner, rng: jax.Array, *, pretrained: bool) -> Any:
-    """The parameters before the first step; of pretrained ones only the head's are new."""
-    train, has_head = learner.task.train, hasattr(learner.task.model, "backbone")
-    if pretrained and not has_head:
-        return learner.pretrained
-    inputs = (train.padding_mask[:2],) if has_head else ()
-    init = Partial(learner.init, rng, train.tokens[:2], *inputs)
-    params = learner.trainer.devices.init(init)
-    if not pretrained:
-        return params
-    known = {x: learner.pretrained.get(x, leaf) for x, leaf in params["backbone"].items()}
-    return {**params, "backbone": known}
-
-
-def summarise(scores: dict[str, list[float]]) -> dict[str, dict]:
-    """Scores by start with mean and sample deviation; with both also the margin by seed."""
-    if len(scores) == 2:
-        margin = [a - b for a, b in zip(scores["pretrained"], scores["scratch"], strict=True)]
-        scores = {**scores, "margin": margin}
-    return {
-        name: {
-            "by_seed": values,
-            "mean": statistics.fmean(values),
-            "deviation": statistics.stdev(values) if len(values) > 1 else None,
+def prepare(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer) -> Prepared:
+    """Reads the examples; without files to validate with, each tenth is set aside."""
+    kind, data = TASKS[config.task.kind], config.data
+    files = {"train": data.train, "validation": data.validation, "test": data.test}
+    if not data.train and config.task.kind != "classification":
+        raise ConfigError(f"task.kind={config.task.kind!r} needs files: give --data.train FILE")
+    with distributed.together():
+        items = {
+            part: [item for path in paths for item in kind.read(config, path)]
+            for part, paths in files.items()
         }
-        for name, values in scores.items()
-    }
+        if not data.train:
+            items |= {part: kind.built_in(part) for part in ("train", "test")}
+        if not items["validation"]:
+            every = min(10, len(items["train"]))
+            items["validation"] = items["train"][every - 1 :: every]
+            items["train"] = [x for i, x in enumerate(items["train"], 1) if i % every]
+        facts = kind.facts(config, folder, tokenizer, items["train"])
+        if distributed.is_first():
+            kind.write_facts(folder, facts)
+        encode = partial(kind.encode, config, tokenizer, facts=facts)
+        encoded = {part: encode(some) for part, some in items.items() if some}
+    train = encoded.pop("train").examples
+    seed, labels = config.training.seed, getattr(train, "labels", np.zeros((0, 2)))
+    chosen = choose(
+        len(train.example_ids), config.task.num_examples, seed, labels if labels.ndim == 1 else None
+    )
+    display.say(f"{len(chosen):,} rows to learn from")
+    return Prepared(facts, Rows(train, chosen, data.batch_size, seed), encoded)
 
 
-def describe(options: FinetuneOptions, result: dict[str, dict], title: str) -> str:
-    """The means and deviations in a few lines; `title` says of what."""
-    lines = [f"{setting(options)}; {options.num_train or 'all'} examples; {title}"]
-    for name, each in result.items():
-        deviation = "" if each["deviation"] is None else f" ± {100 * each['deviation']:.1f}"
-        lines.append(f"  {name:<10} {100 * each['mean']:5.1f}{deviation} % ({options.seeds} seeds)")
-    return "\n".join(lines)
-
-
-def setting(options: FinetuneOptions) -> str:
-    """The task and the layers that learn it, by which finetune.json names a result."""
-    layers = "head" if options.freeze_backbone else "all"
-    if options.lora_rank:
-        layers = f"adapters of rank {options.lora_rank}"
-    pooling = ", mean of the tokens" if options.pooling == "mean" else ""
-    return f"{options.task}, {layers}{pooling}"
+def score(run: training.OpenRun, name: str, scored: Scored, text: Encoded) -> None:
+    """Writes and shows the scores of the part `name`, and a table of its examples."""
+    if distributed.is_first():
+        end = "-losses" if "nats" in scored.table else ""
+        table = {column: list(cells) for column, cells in scored.table.items()}
+        run_files.write_table(run.folder / "samples" / f"{name}{end}.tsv", table)
+    digest = run_files.lines_digest([repr(item) for item in text.items])
+    run.write_scores({"text": name, "text_sha256": digest, **scored.scores})
+    said = "  ".join(f"{key} {value:.4g}" for key, value in scored.scores.items())
+    display.say(f"{name}, {len(text.items):,} examples: {said}")
+    display.say("\n" + training.describe_folder(run.folder, {}, [("language_modelling.export",)]))
 
 
 if __name__ == "__main__":
-    cli.start(main, PRESETS, __doc__)
+    cli.start(main, PRESETS, __doc__, experiment=EXPERIMENT)

@@ -20,7 +20,7 @@ from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
 from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import LoadedRun, load_run
-from experiments.language_modelling.tasks.chat import check_messages, load_template
+from experiments.language_modelling.tasks.chat_template import check_messages, load_template
 from jaxformer import pipelines
 from jaxformer.config import Natural, from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig

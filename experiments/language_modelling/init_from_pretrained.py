@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from experiments.harness.runs import run_folder
 from experiments.harness.training import initialization
@@ -18,6 +18,8 @@ from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 
+HEADS = (Classifier, TokenClassifier, SpanPredictor)
+"""Models with a `backbone`, which is what another task is learned from."""
 _LENGTH = 256
 _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
     DecoderOnly: "causal",
@@ -36,10 +38,15 @@ def read(
     without a tokenizer.
     """
     loaded = load_pretrained(folder, strategy=strategy)
-    if without_head and isinstance(loaded.model, Classifier | TokenClassifier | SpanPredictor):
-        backbone: Any = loaded.model.backbone
-        loaded = replace(loaded, model=backbone, params=loaded.params["backbone"])
-    return describe(folder, loaded)
+    return describe(folder, below_head(loaded) if without_head else loaded)
+
+
+def below_head(loaded: Loaded) -> Loaded:
+    """`loaded` without the head of a classifier."""
+    if not isinstance(loaded.model, HEADS):
+        return loaded
+    params = loaded.params["backbone"] if loaded.params else loaded.params
+    return replace(loaded, model=loaded.model.backbone, params=params)
 
 
 def describe(folder: str | Path, loaded: Loaded) -> tuple[LanguageConfig, Loaded]:

@@ -2,14 +2,26 @@
 
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.cli import config_files
+from experiments.harness.runs import checkpoint_selection, run_files, run_folder
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
 from experiments.language_modelling import init_from_pretrained
+from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
+from experiments.language_modelling.init_from_pretrained import HEADS
 from experiments.language_modelling.objectives import build_model
-from experiments.language_modelling.prepare import load_tokenizer, sized, tokenizer_digest
+from experiments.language_modelling.prepare import (
+    TOKENIZER as TOKENIZER,
+)
+from experiments.language_modelling.prepare import (
+    load_tokenizer,
+    sized,
+    tokenizer_digest,
+)
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import Loaded, is_pretrained
 from jaxformer.text.tokenizers import Tokenizer
@@ -27,8 +39,14 @@ class LoadedRun(Loaded):
     config: LanguageConfig = field(kw_only=True)
 
 
-def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = False) -> LoadedRun:
-    """The run in `folder`, with the weights that `options` name.
+def load_run(
+    folder: Path,
+    options: RunOptions = FINAL,
+    *,
+    devices: Strategy | None = None,
+    without_head: bool = False,
+) -> LoadedRun:
+    """The run in `folder`, with the weights that `options` name, on `devices` or theirs.
 
     The folder may also hold pretrained weights, as `load_pretrained` reads them; `without_head`
     takes a classifier too, and leaves its head out.
@@ -40,11 +58,13 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
     if is_pretrained(folder):
         options.check_pretrained()
         config, found = init_from_pretrained.read(
-            folder, options.strategy, without_head=without_head
+            folder, devices or options.strategy, without_head=without_head
         )
         assert found.tokenizer is not None  # `read` refuses a folder without one
         return LoadedRun(found.model, found.params, found.tokenizer, config=config)
-    config = run_folder.load_config(folder, LanguageConfig)
+    is_task = "task" in config_files.read_object(folder / "config.json")
+    kind = FinetuneConfig if is_task else LanguageConfig
+    config: Any = run_folder.load_config(folder, kind)
     weights = checkpoint_selection.select(folder, config.training, options)
     tokenizer = load_tokenizer(folder)
     if Checkpoints(folder / "checkpoints").metadata()["tokenizer"] != tokenizer_digest(folder):
@@ -52,6 +72,17 @@ def load_run(folder: Path, options: RunOptions = FINAL, *, without_head: bool = 
             f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
             "not fit its weights: put the run's own back"
         )
-    model = build_model(replace(config, model=sized(config, tokenizer)))
-    params = weights.read(options.strategy.for_model(model))
+    sized_config = replace(config, model=sized(config, tokenizer))
+    model: Any = _task_model(sized_config, folder) if is_task else build_model(sized_config)
+    params = weights.read((devices or options.strategy).for_model(model))
+    if without_head and isinstance(model, HEADS):
+        model, params = model.backbone, params["backbone"]
     return LoadedRun(model, params, tokenizer, config=config)
+
+
+def _task_model(config: FinetuneConfig, folder: Path) -> Any:
+    """The model of a fine-tuned run."""
+    from experiments.language_modelling.tasks import TASKS
+
+    labels = run_files.read_record(folder / FACTS, {"labels": list}) or {"labels": []}
+    return TASKS[config.task.kind].make_model(config, labels["labels"])

@@ -30,7 +30,7 @@ from jaxformer.text.data import (
 from jaxformer.text.metrics import TextSize
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
-_TOKENIZER = Path("tokenizer", "tokenizer.json")
+TOKENIZER = Path("tokenizer", "tokenizer.json")
 _PUBLISHED = {"gpt2": ("vocab.json", "merges.txt"), "bert-base-uncased": ("vocab.txt",)}
 _LEARNED: dict[str, Callable[..., Tokenizer]] = {
     "bpe": partial(tokenizers.train_bpe, prefix=""),
@@ -90,7 +90,7 @@ def open_encoded(
         raise DataError(f"{folder / 'data'} has no {name} text: prepare the run, or give files")
     if note["tokenizer"] != tokenizer_digest(folder):
         raise ConfigError(
-            f"{path} was not encoded by {folder / _TOKENIZER}: put the run's own tokenizer there, "
+            f"{path} was not encoded by {folder / TOKENIZER}: put the run's own tokenizer there, "
             "or use another --name"
         )
     tokens = cache.whole_tokens(path)
@@ -128,12 +128,12 @@ def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
 
 def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of the run in `folder`."""
-    return tokenizers.load(folder / _TOKENIZER)
+    return tokenizers.load(folder / TOKENIZER)
 
 
 def tokenizer_digest(folder: Path) -> str:
     """SHA-256 (hex) of the tokenizer's file in the run's `folder`: the same in all versions."""
-    return run_files.digest(folder / _TOKENIZER)
+    return run_files.digest(folder / TOKENIZER)
 
 
 def text_digest(folder: Path, name: str) -> str:
@@ -163,7 +163,7 @@ def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCac
             )
         for note in (folder / "data").glob("*.json"):
             note.unlink()  # the other parts were encoded by another tokenizer
-        _write_tokenizer(config, folder / _TOKENIZER.parent, parts.train, cache)
+        _write_tokenizer(config, folder / TOKENIZER.parent, parts.train, cache)
         _write(config, folder, "train", parts.train, cache)
     for name, part in (("validation", parts.validation), ("test", parts.test)):
         if part and not _is_current(config, folder, name, part, cache):
@@ -173,7 +173,7 @@ def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCac
 def _write_tokenizer(config: LanguageConfig, folder: Path, part: Part, cache: TextCache) -> None:
     def make(folder: Path) -> None:
         with display.phase("making the tokenizer"):
-            _make_tokenizer(config, part).save(folder / _TOKENIZER.name)
+            _make_tokenizer(config, part).save(folder / TOKENIZER.name)
 
     if config.data.tokenizer in _LEARNED:
         made_from = ["tokenizer", _how(config, part)[0], corpus.identity(part, cache)]

@@ -15,6 +15,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from experiments.harness import cli
 from experiments.harness.results import exporting
 from experiments.harness.runs import distributed
+from experiments.harness.training import initialization
+from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.load_run import load_run
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
@@ -42,12 +44,18 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     loaded = load_run(options.folder, options)
 
     def published() -> exporting.Published:
+        config, search = loaded.config, loaded.config.search
+        if isinstance(config, FinetuneConfig) and initialization.parent_of(config) is None:
+            ids = {"decoder_start_token_id": config.translation.bos}
+            ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
+            return exporting.Published(
+                loaded.model, loaded.params, loaded.tokenizer, search, token_ids=ids
+            )
         if loaded.tokenizer is not loaded.target_tokenizer:
             raise ConfigError(
                 "source and target have a vocabulary each, but a tokenizer.json has one: train "
                 "without --model.source_vocab_size"
             )
-        search = loaded.config.search
         layout = marian_layout(loaded.model, loaded.params, loaded.tokenizer, search)
         return exporting.Published(*layout[:4])
 

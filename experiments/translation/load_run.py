@@ -3,10 +3,12 @@
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from experiments.harness.cli import config_files
 from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training import build
+from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
@@ -47,6 +49,8 @@ def load_run(
     complete checkpoint.
     """
     checkpoint_selection.check_folder(folder)
+    if "task" in config_files.read_object(folder / "config.json"):
+        return _finetuned(folder, options, devices)
     config = run_folder.load_config(folder, TranslationConfig)
     weights = checkpoint_selection.select(folder, config.training, options)
     tokenizers = load_tokenizers(folder)
@@ -56,12 +60,25 @@ def load_run(
     return LoadedRun(model, params, *tokenizers, settings, config=config)
 
 
+def _finetuned(folder: Path, options: RunOptions, devices: Strategy | None) -> LoadedRun:
+    """The run of a fine-tuning, whose tokenizers have ids of their own."""
+    from experiments.translation import finetune_start
+
+    config = run_folder.load_config(folder, FinetuneConfig)
+    weights = checkpoint_selection.select(folder, config.training, options)
+    loaded = finetune_start.load(config, folder, None)
+    params = weights.read((devices or options.strategy).for_model(loaded.model))
+    both = loaded.tokenizer, loaded.target_tokenizer
+    return LoadedRun(loaded.model, params, *both, loaded.settings, config=config)
+
+
 def load_translator(
     folder: Path,
     options: RunOptions = FINAL,
     decoding: DecodingOptions = DecodingOptions(),
     *,
     n_best: int = 1,
+    devices: Strategy | None = None,
 ) -> Translator:
     """The run in `folder` with the weights that `options` name, or a model of `transformers`.
 
@@ -71,9 +88,9 @@ def load_translator(
     """
     if is_pretrained(folder):
         options.check_pretrained()
-        translator = _pretrained(folder, options.strategy)
+        translator = _pretrained(folder, devices or options.strategy)
     else:
-        translator = load_run(folder, options)
+        translator = load_run(folder, options, devices)
     search, settings = decoding.settings(*translator.settings)
     search = replace(search, beam_size=max(search.beam_size, n_best))
     return replace(translator, settings=(search, settings))

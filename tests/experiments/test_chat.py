@@ -4,11 +4,12 @@ import json
 
 import pytest
 
-from experiments.language_modelling.tasks.chat import (
+from experiments.language_modelling.finetune_presets import PRESETS
+from experiments.language_modelling.tasks import chat
+from experiments.language_modelling.tasks.chat_template import (
     PLAIN_TEMPLATE,
     ChatTemplate,
     load_template,
-    read_conversations,
 )
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.tokenizers import train_words
@@ -98,7 +99,7 @@ def test_characters_of_other_languages_and_of_html_stay():
 def test_lines_without_a_conversation_are_refused(line, message, tmp_path):
     path = tmp_path / "x.jsonl"
     path.write_text(json.dumps({"messages": MESSAGES}) + "\n\n")
-    assert read_conversations(path) == [MESSAGES]
+    assert chat.read(PRESETS["chat"], str(path)) == [MESSAGES]
     path.write_text(json.dumps({"messages": MESSAGES}) + "\n" + line)
     with pytest.raises(DataError, match=message):
-        read_conversations(path)
+        chat.read(PRESETS["chat"], str(path))

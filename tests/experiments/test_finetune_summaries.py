@@ -2,28 +2,31 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments import runs
 from experiments.harness.training.build import MetricInputs
 from experiments.harness.training.training_config import OptimizerConfig
-from experiments.translation import finetune
+from experiments.translation import export, finetune
 from experiments.translation.corpus import Text
 from experiments.translation.evaluate import rouge
-from experiments.translation.finetune import FinetuneOptions, encode, score
+from experiments.translation.finetune import encode, score
+from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
 from experiments.translation.load_run import Translator, load_translator
-from experiments.translation.presets import Files
+from experiments.translation.presets import DataConfig, Files
 from jaxformer import load_pretrained, save_pretrained
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.parameters import flatten
+from tests.experiments.commands import bytes_of, call, metrics_of
+from tests.experiments.tiny_runs import changed
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
 pytest.importorskip("safetensors", reason="needs the extra experiments")
@@ -70,39 +73,40 @@ def folder(random_params, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def options(folder, tmp_path_factory) -> FinetuneOptions:
+def config(folder, tmp_path_factory) -> FinetuneConfig:
     path = tmp_path_factory.mktemp("text") / "pairs.tsv"
     names = WORDS[3:8]
     lines = [f"{a} {b} {c}\t{a} {c}" for a in names for b in names for c in names[:3]]
     path.write_text("\n".join(lines) + "\n")
     files = Files(str(path))
-    return FinetuneOptions(
-        run=str(folder),
-        train=files,
-        test=files,
-        num_test=7,
-        prefix="short: ",
-        batch_size=5,
-        source_len=7,
-        target_len=5,
-        lora_rank=4,
-        lora_targets="kernel$|table$",
-        runs=str(path.parent / "runs"),
-        name="tuned",
-        output=str(path.parent / "found.txt"),
-        save=str(path.parent / "saved"),
+    return replace(
+        changed(
+            PRESETS["summaries"],
+            name="tuned",
+            init_from=str(folder),
+            runs=str(path.parent / "runs"),
+            task__prefix="short: ",
+            task__num_scored=7,
+            task__batch_size=5,
+            task__source_len=7,
+            task__target_len=5,
+            training__log_every=1,
+            training__save_every=3,
+            training__evaluate_every=3,
+        ),
+        data=DataConfig("files", train=files, validation=files, test=files),
         optimizer=OptimizerConfig(
-            schedule="constant", learning_rate=5e-2, warmup_steps=1, total_steps=60
+            schedule="constant", learning_rate=5e-2, warmup_steps=1, total_steps=7
         ),
     )
 
 
-def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, options):
+def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):
     translator = load_translator(folder)
     text = Text(["sun moon", "sun " * 9, " "], ["star", "rain " * 8, "sun"])
-    found = encode(options, translator, text)
-    assert found.tokens.tolist() == [[3, 4, EOS, 0, 0, 0, 0], [3] * 6 + [EOS]]
-    assert found.labels.tolist() == [[PAD, 5, EOS, 0, 0, 0], [PAD, 6, 6, 6, 6, EOS]]
+    found = encode(config, translator, text)
+    assert found.source.tolist() == [[3, 4, EOS, 0, 0, 0, 0], [3] * 6 + [EOS]]
+    assert found.target.tolist() == [[PAD, 5, EOS, 0, 0, 0], [PAD, 6, 6, 6, 6, EOS]]
 
 
 @pytest.mark.parametrize(("forced", "second"), [(None, 1), (4, 4)])
@@ -113,47 +117,82 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     search = SearchConfig(eos=(2,), forced_bos=forced)
     settings = TranslationOptions(bos=2, pad=0)
     bart = Translator(MODEL, {}, tokenizer, tokenizer, (search, settings))
-    found = encode(FinetuneOptions(), bart, Text(["sun moon"], ["star"]))
-    assert found.tokens[0, :5].tolist() == [1, 4, 5, 2, 0]
-    assert found.labels[0, :5].tolist() == [2, second, 6, 2, 0]
+    found = encode(PRESETS["summaries"], bart, Text(["sun moon"], ["star"]))
+    assert found.source[0, :5].tolist() == [1, 4, 5, 2, 0]
+    assert found.target[0, :5].tolist() == [2, second, 6, 2, 0]
 
 
-def test_adapters_learn_to_shorten_and_the_saved_folder_scores_the_same(folder, options, capsys):
-    path = finetune.result_folder(options, "translation") / "finetune.json"
-    finetune.main(options)
-    record = json.loads(path.read_text())
-    before, after = record["before"], record["after"]
-    assert after["rouge1"] > before["rouge1"] + 10
-    said = capsys.readouterr().out
-    assert "before: rouge1 " in said and "; 75 pairs" in said
-    saved, first = load_pretrained(options.save), load_pretrained(folder)
+def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_path, capsys):
+    whole = finetune.train(changed(config, runs=str(tmp_path / "whole"))).folder
+    parts = changed(config, runs=str(tmp_path / "parts"))
+    stopping = {"training__loggers": ("tests.experiments.trained_runs:StopAt4",)}
+    assert call(finetune, changed(parts, **stopping)).code == 143
+    again = call(finetune, parts)
+    assert again.code == 0 and "from step 5 to 7" in again.out
+    stopped = tmp_path / "parts" / "finetuning" / "tuned"
+    assert bytes_of(stopped, 7) == bytes_of(whole, 7)
+    assert metrics_of(stopped) == metrics_of(whole)
+    for path in ("scores.json", "weights.json", "samples/test.tsv"):
+        assert (stopped / path).read_bytes() == (whole / path).read_bytes()
+    changes = {"runs": str(tmp_path / "whole"), "name": "other", "training__seed": 1}
+    other = finetune.train(changed(config, **changes)).folder
+    capsys.readouterr()
+    runs.main(["compare", str(whole), str(other)])
+    assert "rougeLsum" in capsys.readouterr().out
+
+
+def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
+    folder, config, tmp_path
+):
+    changes = {"training__lora_rank": 4, "training__lora_targets": "kernel$|table$"}
+    changes |= {"optimizer__total_steps": 60, "training__evaluate_every": 0, "runs": str(tmp_path)}
+    run = finetune.train(changed(config, **changes))
+    test = finetune.read_texts(config)[2]
+    before, _ = score(config, load_translator(folder), test)
+    assert run.scores["rouge1"] > before["rouge1"] + 10
+    done = call(export, {"--run": run.folder, "--out": tmp_path / "saved"})
+    assert done.code == 0, done.err
+    saved, first = load_pretrained(tmp_path / "saved"), load_pretrained(folder)
     base = flatten(first.params)
     for path, leaf in flatten(saved.params).items():
         moved = path.endswith(("kernel", "table"))
         assert np.array_equal(leaf, base[path]) != moved, path
-    decoding = DecodingOptions(beam_size=0)
-    again = load_translator(Path(options.save), decoding=decoding)
-    _, test = finetune.read_texts(options)
-    scores, hypotheses = score(options, again, test)
-    assert scores == pytest.approx(after)
-    assert open(options.output).read().splitlines() == hypotheses
-    evaluation = MetricInputs(None, test, {}, hypotheses)
-    assert rouge(evaluation) == scores
-    with pytest.raises(ConfigError, match="exists already: give the name of a new folder"):
-        finetune.main(options)
+    for place in (run.folder, tmp_path / "saved"):
+        scores, hypotheses = score(config, load_translator(place), test)
+        assert scores == pytest.approx({name: run.scores[name] for name in scores})
+    assert rouge(MetricInputs(None, test, {}, hypotheses)) == scores
 
 
-def test_a_long_source_is_cut_as_in_training(folder, options):
+def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path):
+    config = changed(
+        PRESETS["translations"],
+        runs=str(tmp_path),
+        init_from=f"{translation_run.folder}@6",
+        task__source_len=19,
+        task__target_len=19,
+        optimizer__warmup_steps=1,
+        optimizer__total_steps=2,
+        optimizer__freeze="^decoder/",
+        training__evaluate_every=0,
+    )
+    run = finetune.train(replace(config, data=translation_run.config.data))
+    before = flatten(Checkpoints(translation_run.folder / "checkpoints").restore_params(6))
+    after = flatten(Checkpoints(run.folder / "checkpoints").restore_params(2))
+    kept = {path for path in after if np.array_equal(after[path], before[path])}
+    assert kept == {path for path in after if path.startswith("decoder/")}
+    loaded = load_translator(run.folder)
+    assert loaded.tokenizer is loaded.target_tokenizer and run.scores["bleu"] >= 0
+
+
+def test_a_long_source_is_cut_as_in_training(folder, config):
     translator = load_translator(folder)
     long, short = "sun moon star rain snow sun moon", "sun moon star rain snow sun"
-    found = [score(options, translator, Text([line], ["sun"]))[1] for line in (long, short)]
+    found = [score(config, translator, Text([line], ["sun"]))[1] for line in (long, short)]
     assert found[0] == found[1]
 
 
-def test_settings_that_do_not_fit_are_refused(folder, options):
-    with pytest.raises(ConfigError, match="has no text: give --train.source and --test.source"):
-        finetune.read_texts(replace(options, train=Files(), test=Files()))
-    with pytest.raises(ConfigError, match="pairs are needed to learn from and to test with"):
-        replace(options, test=Files())
-    with pytest.raises(ConfigError, match="num_train=99, but there are 75 pairs"):
-        finetune.read_texts(replace(options, num_train=99))
+def test_a_run_that_starts_from_nothing_or_has_too_few_pairs_is_refused(config, tmp_path):
+    with pytest.raises(ConfigError, match="pairs are learned from a model: give --init_from RUN"):
+        finetune.train(changed(config, runs=str(tmp_path), init_from=""))
+    with pytest.raises(ConfigError, match="num_examples=99, but there are 75 examples"):
+        finetune.train(changed(config, runs=str(tmp_path), task__num_examples=99))

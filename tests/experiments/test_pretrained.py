@@ -22,10 +22,11 @@ from experiments.language_modelling import (
     plan,
     train,
 )
-from experiments.language_modelling.finetune import without_heads
+from experiments.language_modelling.finetune_presets import PRESETS as TASK_PRESETS
+from experiments.language_modelling.finetune_start import read_weights, with_start
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
-from experiments.language_modelling.tasks.task import row_tokenizer
+from experiments.language_modelling.tasks.rows import row_tokenizer
 from jaxformer import pipelines
 from jaxformer.config import (
     EmbeddingOptions,
@@ -169,9 +170,11 @@ def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path
 def test_an_encoder_of_theirs_reads_a_text_between_its_begin_and_end(folder, name):
     found = load_run.load_run(folder(name))
     (sun,) = found.tokenizer.encode("sun")
-    assert row_tokenizer(found, 5).encode("sun").ids == [1, sun, 2, 0, 0]
-    backbone = without_heads(found)
-    assert isinstance(backbone.model, EncoderOnly) and "embedding" in backbone.params
+    preset = TASK_PRESETS["pairs"]
+    short = replace(preset, init_from=str(folder(name)), data=DataConfig(seq_len=5))
+    config = with_start(short)
+    assert row_tokenizer(config, found.tokenizer).encode("sun").ids == [1, sun, 2, 0, 0]
+    assert "embedding" in read_weights(config, single())["backbone"]
 
 
 def begun_from(folder, **changes):

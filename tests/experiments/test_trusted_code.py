@@ -114,7 +114,7 @@ def test_every_command_that_reads_a_run_refuses_a_strangers_code(
     for command, run in ((export_language, language), (export_translation, pairs)):
         check(call(command, {"--run": run, "--out": tmp_path / "out"}), "model.positions")
     check(
-        call(finetune, {"--run": language}),
+        call(finetune, {"--init_from": language}),
         "model.positions",
     )
     for option in ("--init_from", "--continue_from", "--config", "--resume"):

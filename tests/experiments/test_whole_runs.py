@@ -90,8 +90,10 @@ def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> 
         student = changed(config, name="student", training__teacher=str(run))
         results["student"] = written(train.train(student).folder)
         files = Files(str(folder / "train.source"), str(folder / "train.target"))
-        options = at(finetune.FinetuneOptions, train=files, test=files, metric="bleu", num_test=7)
-        results["finetuned"] = tuned(finetune.main, options, folder / f"{layout}-answers")
+        data = replace(config.data, train=files, validation=files, test=files)
+        pairs = replace(finetune.PRESETS["translations"], data=data)
+        pairs = changed(pairs, task__num_scored=7, task__batch_size=5)
+        results["finetuned"] = tuned(finetune, pairs, run, folder, layout)
     return results
 
 
@@ -123,10 +125,18 @@ def finish_language(config: LanguageConfig, folder: Path, layout: str) -> dict[s
     exported = folder / f"{layout}-exported"
     printed(language_export.main, at(language_export.ExportOptions, out=str(exported)))
     results["exported"] = tensors(exported)
-    files = {"train": str(folder / "labels.tsv"), "test": str(folder / "labels.tsv")}
-    some = {"num_train": 0, "seeds": 1, "start": "pretrained", "seq_len": 17, "lora_rank": 2}
-    options = at(language_finetune.FinetuneOptions, **files, **some)
-    results["finetuned"] = tuned(language_finetune.main, options, folder / f"{layout}-answers")
+    labels = (str(folder / "labels.tsv"),)
+    task = changed(
+        language_finetune.PRESETS["classification"],
+        data__train=labels,
+        data__validation=labels,
+        data__test=labels,
+        data__seq_len=17,
+        data__batch_size=5,
+        task__num_examples=0,
+        training__lora_rank=2,
+    )
+    results["finetuned"] = tuned(language_finetune, task, run, folder, layout)
     return results
 
 
@@ -149,13 +159,12 @@ def options_of(kind: Any, run: Path, layout: str, **settings: Any) -> Any:
     return kind(run=str(run), mesh=mesh, **settings, **PROCESSES)
 
 
-def tuned(main: Any, options: Any, answers: Path) -> dict[str, Any]:
-    """The scores of a fine-tuning, and its answers."""
-    steps = replace(options.optimizer, warmup_steps=1, total_steps=3)
-    printed(main, replace(options, batch_size=5, optimizer=steps, output=str(answers)))
-    record = json.loads((Path(options.run) / "finetune.json").read_text())
-    scores = record.get("after") or [setting["metrics"] for setting in record.values()]
-    return {"scores": scores, "answers": answers.read_text()}
+def tuned(command: Any, config: Any, run: Path, folder: Path, layout: str) -> dict[str, Any]:
+    """What three steps of a fine-tuning of `run` write."""
+    steps = {"optimizer__warmup_steps": 1, "optimizer__total_steps": 3}
+    config = changed(config, name="tuned", init_from=str(run), **steps)
+    place = command.train(placed(config, folder, layout)).folder
+    return written(place) | {"samples": (place / "samples" / "test.tsv").read_text()}
 
 
 def written(run: Path) -> dict[str, Any]:

@@ -1,21 +1,22 @@
 """Pairs, windows, conversations and scores are those of `transformers` and its like."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from experiments.harness.training.training_config import OptimizerConfig
-from experiments.language_modelling import finetune
-from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.presets import PRESETS
+from experiments.language_modelling import export, finetune
+from experiments.language_modelling.finetune_presets import PRESETS
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.language_modelling.tasks import chat, classification, spans
-from experiments.language_modelling.tasks.chat import load_template
-from experiments.language_modelling.tasks.examples import Labelled
-from experiments.language_modelling.tasks.spans import score_answers
-from jaxformer.nn.models import EncoderOnly
+from experiments.language_modelling.tasks.chat_template import load_template
+from experiments.language_modelling.tasks.squad import Question, score_answers
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
+from tests.experiments.commands import call
+from tests.experiments.tiny_runs import changed
 
 pytestmark = pytest.mark.peer
 transformers = pytest.importorskip("transformers", reason="needs the extra peers")
@@ -46,18 +47,19 @@ def bert(tmp_path_factory):
     folder = tmp_path_factory.mktemp("bert")
     (folder / "vocab.txt").write_text("\n".join([*SPECIAL, *WORDS]) + "\n")
     theirs = transformers.BertTokenizerFast(str(folder / "vocab.txt"))
-    config = PRESETS["bert_base"]
-    ours = tokenizers.load(folder)
-    return theirs, LoadedRun(EncoderOnly(config.model), None, ours, config=config)
+    model = LANGUAGE_PRESETS["bert_base"].model
+    config = replace(PRESETS["pairs"], model=model, objective="masked")
+    return theirs, config, tokenizers.load(folder)
 
 
 @pytest.mark.parametrize("length", [9, 10, 40])
 def test_pairs_are_those_of_transformers(bert, length):
-    theirs, run = bert
+    theirs, config, tokenizer = bert
     firsts = ["the sun", "snowing and raining, the moon is a star.", "a"]
     seconds = ["is a hill? the lake and the wind", "the rain", "the moon"]
-    pairs = Labelled(["x", "y", "x"], firsts, seconds)
-    found = classification.encode(pairs, ["x", "y"], run, length)
+    pairs = list(zip("xyx", firsts, seconds, strict=True))
+    config = changed(config, data__seq_len=length)
+    found = classification.encode(config, tokenizer, pairs, ["x", "y"]).examples
     expected = theirs(firsts, seconds, truncation=True, max_length=length, padding="max_length")
     assert found.tokens.tolist() == expected["input_ids"]
     assert found.token_type_ids.tolist() == expected["token_type_ids"]
@@ -65,7 +67,7 @@ def test_pairs_are_those_of_transformers(bert, length):
 
 
 def test_a_saved_classifier_of_pairs_is_one_of_transformers(bert, torch, tmp_path, assert_equal):
-    theirs, _ = bert
+    theirs, *_ = bert
     sizes = {"hidden_size": 12, "intermediate_size": 17, "num_attention_heads": 3}
     config = transformers.BertConfig(vocab_size=len(theirs), num_hidden_layers=1, **sizes)
     model = transformers.BertForMaskedLM(config)
@@ -79,29 +81,30 @@ def test_a_saved_classifier_of_pairs_is_one_of_transformers(bert, torch, tmp_pat
         )
     ]
     (tmp_path / "pairs.tsv").write_text("\n".join(lines) + "\n")
-    finetune.main(
-        finetune.FinetuneOptions(
-            run=str(tmp_path / "bert"),
-            task="pairs",
-            train=str(tmp_path / "pairs.tsv"),
-            test=str(tmp_path / "pairs.tsv"),
-            num_train=0,
-            seeds=1,
-            start="pretrained",
-            seq_len=13,
-            batch_size=3,
-            lora_rank=2,
-            runs=str(tmp_path / "runs"),
-            output=str(tmp_path / "found.tsv"),
-            save=str(tmp_path / "saved"),
-            optimizer=OptimizerConfig(
-                "constant", learning_rate=3e-2, warmup_steps=1, total_steps=20
-            ),
-        )
+    paths = (str(tmp_path / "pairs.tsv"),)
+    config = replace(
+        PRESETS["pairs"],
+        init_from=str(tmp_path / "bert"),
+        runs=str(tmp_path / "runs"),
+        optimizer=OptimizerConfig(
+            schedule="constant", learning_rate=3e-2, warmup_steps=1, total_steps=20
+        ),
     )
+    config = changed(
+        config,
+        data__train=paths,
+        data__validation=paths,
+        data__test=paths,
+        data__seq_len=13,
+        data__batch_size=3,
+        training__lora_rank=2,
+    )
+    run = finetune.train(config).folder
+    assert call(export, {"--run": run, "--out": tmp_path / "saved"}).code == 0
     saved = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "saved")
-    found = [line.split("\t") for line in (tmp_path / "found.tsv").read_text().splitlines()]
-    pairs = theirs([row[2] for row in found], [row[3] for row in found], return_tensors="pt")
+    table = (run / "samples" / "test.tsv").read_text().splitlines()[1:]
+    found = [[model, *source.split(" / ")] for source, model, _ in (x.split("\t") for x in table)]
+    pairs = theirs([row[1] for row in found], [row[2] for row in found], return_tensors="pt")
     with torch.no_grad():
         logits = saved(**pairs).logits.numpy()
     labels = logits.argmax(-1).tolist()
@@ -113,13 +116,14 @@ def test_a_saved_classifier_of_pairs_is_one_of_transformers(bert, torch, tmp_pat
 
 
 def test_windows_are_those_of_transformers(bert):
-    theirs, run = bert
+    theirs, config, tokenizer = bert
     start = CONTEXT.rindex("moon")
     questions = [
-        spans.Question("a", "what is the sun?", CONTEXT, ["moon"], [start]),
-        spans.Question("b", "the moon?", CONTEXT[:30], ["snow"], [11]),
+        Question("a", "what is the sun?", CONTEXT, ["moon"], [start]),
+        Question("b", "the moon?", CONTEXT[:30], ["snow"], [11]),
     ]
-    found = spans.make_windows(questions, run, 29, doc_stride=5)
+    config = changed(config, data__seq_len=29, task__doc_stride=5)
+    found = spans.encode(config, tokenizer, questions)
     expected = theirs(
         [each.question for each in questions],
         [each.context for each in questions],
@@ -132,11 +136,12 @@ def test_windows_are_those_of_transformers(bert):
     )
     assert found.examples.tokens.tolist() == expected["input_ids"]
     assert found.examples.token_type_ids.tolist() == expected["token_type_ids"]
-    assert found.of.tolist() == expected["overflow_to_sample_mapping"] and len(found.of) > 3
+    of, places = found.notes
+    assert of.tolist() == expected["overflow_to_sample_mapping"] and len(of) > 3
     for row, offsets in enumerate(expected["offset_mapping"]):
         of_context = np.array(expected.sequence_ids(row)) == 1
-        assert (found.offsets[row][of_context] == np.array(offsets)[of_context]).all()
-        assert (found.offsets[row][~of_context] == -1).all()
+        assert (places[row][of_context] == np.array(offsets)[of_context]).all()
+        assert (places[row][~of_context] == -1).all()
 
 
 def test_conversations_are_those_of_transformers(tmp_path):
@@ -151,11 +156,13 @@ def test_conversations_are_those_of_transformers(tmp_path):
     expected = theirs.apply_chat_template(
         MESSAGES, tokenize=True, return_dict=True, return_assistant_tokens_mask=True
     )
-    found = chat.encode_conversations([MESSAGES], template, tokenizer, 200)
+    config = changed(PRESETS["chat"], model__max_len=203, data__seq_len=200)
+    found = chat.encode(config, tokenizer, [MESSAGES], template).examples
     count = len(expected["input_ids"])
     assert found.tokens[0, :count].tolist() == expected["input_ids"]
-    assert found.labels[0, :count].astype(int).tolist() == expected["assistant_masks"]
-    assert found.labels.sum() > 5 and found.padding_mask.sum() == count
+    learned = found.loss_mask[0, : count - 1].astype(int).tolist()
+    assert learned == expected["assistant_masks"][1:] and sum(learned) > 5
+    assert found.loss_mask.sum() == sum(learned)
 
 
 def test_scores_of_answers_are_those_of_the_script():

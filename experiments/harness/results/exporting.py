@@ -1,9 +1,10 @@
 """A run as a folder for transformers."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
@@ -18,7 +19,13 @@ from jaxformer.pretrained import inexpressible_settings, save_pretrained
 from jaxformer.storage import to_local_path
 from jaxformer.text.tokenizers import Tokenizer
 
-Task = Literal["translation", "text-generation", "fill-mask"]
+Task = Literal[
+    "translation",
+    "text-generation",
+    "fill-mask",
+    "text-classification",
+    "question-answering",
+]
 
 _LICENCES = {
     "grammar": "The sentences come from a grammar in jaxformer and have its licence, Apache-2.0.",
@@ -50,6 +57,12 @@ class Published(NamedTuple):
     tokenizer: Tokenizer
     generation: SearchConfig | SamplingConfig | None
     completion: CompletionOptions = CompletionOptions()
+    token_ids: Mapping[str, int] | None = None
+    """Ids of config.json by their names there, where they are not the tokenizer's."""
+    labels: Sequence[str] = ()
+    """Names of a classifier's classes."""
+    files: Mapping[str, str] = MappingProxyType({})
+    """Further files, text by name, such as a chat template."""
 
 
 class Exportable(NamedTuple):
@@ -76,10 +89,21 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
     run = load()
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        model, params, tokenizer, generation, completion = run.published()
-        inexpressible = inexpressible_settings(generation, completion) if generation else []
-        card = model_card(options, run, inexpressible)
-        save_pretrained(out, model, params, tokenizer, generation=generation, card=card)
+        given = run.published()
+        generation = given.generation
+        inexpressible = inexpressible_settings(generation, given.completion) if generation else []
+        save_pretrained(
+            out,
+            given.model,
+            given.params,
+            given.tokenizer,
+            generation=generation,
+            card=model_card(options, run, inexpressible),
+            token_ids=given.token_ids,
+            labels=given.labels,
+        )
+        for name, text in given.files.items() if distributed.is_first() else ():
+            (out / name).write_text(text, encoding="utf-8")
     except ConfigError as error:
         raise ConfigError(
             f"{options.run} cannot be exported: {error}. Runs of the presets "

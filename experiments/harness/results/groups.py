@@ -28,7 +28,7 @@ _FREE = (
 """Settings that runs of one group may differ in: the seed, folders, and what is only logged."""
 _LONGEST = 40
 """Characters of a name that is made of settings; a longer one is that of the first run."""
-_DEFAULTS = ("bleu", "bits_per_byte", "loss")
+_DEFAULTS = ("bleu", "bits_per_byte", "rougeLsum", "f1", "loss", "accuracy")
 """The metric of a comparison: the first that the runs have."""
 _LIKELIHOODS = {
     "loss": ("tokens", 1.0),
@@ -218,6 +218,9 @@ def item_sums(
         return np.stack([nats, share], axis=1), exp_ratio if "perpl" in metric else ratio
     if "model" not in table:
         return None
+    if metric == "accuracy":
+        right = np.array(table["model"]) == np.array(table["reference"])
+        return np.stack([right, np.ones_like(right)], axis=1).astype(float), ratio
     language = json.loads(settings_of(folder).get("data.target_language", '""'))
     return translation_items(metric, table["model"], table["reference"], language)
 

@@ -9,7 +9,7 @@ from jaxformer.errors import ConfigError
 
 _MODES = {
     "min": ("loss", "perplexity", "bits_per_byte", "kl"),
-    "max": ("bleu", "chrf", "exact", "accuracy"),
+    "max": ("bleu", "chrf", "exact", "accuracy", "f1", "rougeLsum"),
 }
 """Whether less or more is better of a metric whose name ends so."""
 

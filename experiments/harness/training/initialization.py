@@ -105,7 +105,24 @@ def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
     init, step = task.make_step(run.config, task.model, batch, run.devices)
     with display.phase("creating the model"):
         state = run.devices.init(init)
+    if task.read_start is not None and not run.config.continue_from:
+        return run, _begun(run, task.read_start, state), step
     return run, take_over(run, task.model, state, task.batches.fingerprint), step
+
+
+def _begun(run: OpenRun, read: Callable[[Strategy], Any], state: TrainState) -> TrainState:
+    """`state` with the parameters that a task reads."""
+    if run.checkpoints.steps():
+        return state
+    source = run.config.init_from
+    with display.phase(f"reading {source}"):
+        params = read(run.devices)
+    if distributed.is_first():
+        run_folder.write_json(run.folder / NOTE, {"how": "init_from", "run": source, "steps": []})
+    if params is None:
+        return state
+    make = Partial(partial(jax.tree.map, partial(jnp.array, dtype=jnp.float32)), params)
+    return with_loaded(run.config, state, make, run.devices, source, is_part=True)
 
 
 def take_over(run: OpenRun, model: Any, state: TrainState, fingerprint: str) -> TrainState:
@@ -173,23 +190,32 @@ def _initialized(
 
 
 def with_loaded(
-    config: Any, state: TrainState, make: Callable[[], Any], devices: Strategy, source: Any
+    config: Any,
+    state: TrainState,
+    make: Callable[[], Any],
+    devices: Strategy,
+    source: Any,
+    *,
+    is_part: bool = False,
 ) -> TrainState:
     """`state` with the parameters make() of the folder `source`; `make` is a pytree.
 
-    With a block of the user's own, parameters that `source` lacks keep their first values. Raises
-    `ConfigError` for parameters of other shapes.
+    With a block of the user's own, and where they are a part of the model, parameters that `source`
+    lacks keep their first values. Raises `ConfigError` for parameters of other shapes.
     """
     loaded, first = jax.eval_shape(make), without_adapters(state.params)
-    stored = flatten(loaded) if config.training.block else flatten(first)
+    needed = set(flatten(first) if is_part else flatten(loaded))  # a head may be left out
+    shapes = {path: leaf for path, leaf in flatten(loaded).items() if path in needed}
+    stored = shapes if config.training.block or is_part else flatten(first)
     new = {path: leaf for path, leaf in flatten(first).items() if path not in stored}
     if new:
         display.say(f"not in {source}, so they start anew: {', '.join(new)}")
-    check_shapes(source, unflatten_dict(flatten(loaded) | new, sep="/"), first)
+    check_shapes(source, unflatten_dict(shapes | new, sep="/"), first)
 
     def merged(make: Callable[[], Any], new: dict[str, Any]) -> Any:
         # copies, because a step donates its state's buffers
-        return unflatten_dict(flatten(make()) | jax.tree.map(jnp.array, new), sep="/")
+        known = {path: x for path, x in flatten(make()).items() if path in needed}
+        return unflatten_dict(known | jax.tree.map(jnp.array, new), sep="/")
 
     make = Partial(merged, make, new)
     return build.with_params(state, config.training, lambda: devices.init(make))

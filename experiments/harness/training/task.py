@@ -1,7 +1,7 @@
 """A task: the model that a run trains, its batches, its step, and how it is evaluated."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ from experiments.harness.training import build
 from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.text.data import Batches
+from jaxformer.training import lora
 from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import TrainState, init_train_state
 
@@ -64,6 +65,9 @@ class Task:
     """(parameters, step) -> scores of the validation text; step 0: of what may be the result."""
     cost: Callable[[Any], Cost] | None = None
     """The cost of a step on a placed batch: the share of padding, and the utilization."""
+    read_start: Callable[[Strategy], Any] | None = None
+    """Reads the parameters that the run starts with, where they are not those of a run of the same
+    model; those that they lack start anew, and None are random ones."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """What every checkpoint keeps besides the fingerprint of `batches`."""
 
@@ -79,7 +83,10 @@ def init_and_step(
     """
     training = config.training
     axes = devices.axes or parameter_axes(model)
-    loss, optimizer = build.build_trained(config.optimizer, training, loss, axes)
+    rates = config.optimizer
+    if training.lora_rank and hasattr(model, "backbone"):  # its head is new, and trained too
+        rates = replace(rates, freeze=rf"^backbone/(?!pooler/)(?!.*{lora.ADAPTER})")
+    loss, optimizer = build.build_trained(rates, training, loss, axes)
 
     def init(rng: jax.Array, dropout_rng: jax.Array, *inputs: jax.Array) -> TrainState:
         params = build.init_params(model, rng, *inputs)

@@ -1,17 +1,20 @@
-"""Fine-tuning tasks: how rows become examples, a loss, and a score.
+"""The tasks of `finetune`, by their names: modules with the same functions.
 
-A task is a module with `read(options)`, the rows to learn from and to test with, and
-`make(options, loaded, train, test)`, the `Task` that they are for the model of a run.
+`read(config, path)` gives the examples of a file, `facts` what rows depend on besides (labels, or a
+chat template), `encode` the rows, `make_model` the model, `loss(model)` what is learned,
+`outputs(model)` what it says of a row, and `score` the scores, named in `SCORES`.
 """
 
-from experiments.language_modelling.tasks import chat, classification, spans
-from experiments.language_modelling.tasks.task import Scored, Task, predict
+from types import ModuleType
 
-TASKS = {
+from experiments.language_modelling.tasks import chat, classification, spans
+from experiments.language_modelling.tasks.rows import Encoded, Scored
+
+__all__ = ["TASKS", "Encoded", "Scored"]
+
+TASKS: dict[str, ModuleType] = {
     "classification": classification,
     "pairs": classification,
     "spans": spans,
     "chat": chat,
 }
-
-__all__ = ["TASKS", "Scored", "Task", "predict"]

@@ -147,20 +147,22 @@ _B = TypeVar("_B")
 def fill_rows(batch: _B, count: int) -> _B:
     """`batch` with empty rows at its end, in which no label counts, so that it has `count` rows.
 
-    `ConfigError` for a batch of another type than those of this module with other rows.
+    A batch is a `PairBatch` or any named tuple of arrays with a `loss_mask`; `ConfigError` for
+    another one that has other rows.
 
     >>> batch = jf.StreamBatch.create(np.array([[1, 5, 6]]), vocab_size=9)
     >>> fill_rows(batch, 2).loss_mask.tolist()
     [[True, True], [False, False]]
     """
     rows = count_rows(batch)
-    if isinstance(batch, PairBatch | StreamBatch | MaskedBatch):
+    if isinstance(batch, PairBatch) or (isinstance(batch, tuple) and hasattr(batch, "loss_mask")):
         filled: Any = (None if leaf is None else pad_rows(leaf, count) for leaf in batch)
-        return type(batch)(*filled)
+        kind: Any = type(batch)
+        return kind(*filled)
     if rows != count:
         raise ConfigError(
             f"a batch of the type {type(batch).__name__} has {rows} rows, but the devices share "
-            f"{count}: give it as many; only batches of jaxformer.text.data can have empty rows"
+            f"{count}: give it as many, or a loss_mask, which empty rows need"
         )
     return batch
 

@@ -1,0 +1,100 @@
+"""The configuration of a fine-tuning, and the named ones."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from experiments.harness.training.training_config import OptimizerConfig
+from experiments.language_modelling.presets import (
+    DataConfig,
+    LanguageConfig,
+    TrainingConfig,
+    python_stdlib,
+)
+from jaxformer.config import Checked, Count, Natural
+from jaxformer.errors import ConfigError
+
+FACTS = "labels.json"
+"""The file of a run with the labels that it has learned."""
+
+
+@dataclass(frozen=True)
+class TaskOptions(Checked):
+    """The task, and how its examples become rows."""
+
+    kind: Literal["classification", "pairs", "spans", "chat"] = "classification"
+    """Labels of texts or of pairs of texts, answers in a text, answers of an assistant. Files are
+    lines label<TAB>text; label<TAB>premise<TAB>hypothesis (or .jsonl with these fields); the JSON
+    of SQuAD; .jsonl with a list of messages in each line."""
+    num_examples: Natural = 0
+    """Rows to learn from, chosen by the seed, as evenly over the labels as possible; 0: all."""
+    from_scratch: bool = False
+    """Learns from random weights, with the sizes and the tokenizer of --init_from."""
+    pooling: Literal["own", "mean"] = "own"
+    """The vector that a classifier sees. own: a causal model's of the last token, an encoder's of
+    the first; mean: the mean of the tokens' vectors."""
+    doc_stride: Natural = 32
+    """Tokens that neighbouring windows of a long context share (spans)."""
+    max_answer_tokens: Count = 30
+    """Longest answer in tokens (spans)."""
+    chat_template: str = ""
+    """A file with a chat template in Jinja (chat); empty: that of the folder it starts from."""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(LanguageConfig):
+    """A run RUNS/finetuning/NAME; model and tokenizer are those of --init_from."""
+
+    may_change: ClassVar = ("sampling", "completion")
+    measured: ClassVar = {}
+    common_options: ClassVar = (
+        *("name", "runs", "init_from", "strategy", "task"),
+        *("data.train", "data.validation", "data.test", "data.seq_len", "data.batch_size"),
+        *("optimizer.learning_rate", "optimizer.total_steps", "optimizer.freeze"),
+        *("training.seed", "training.lora_rank", "training.save_every", "training.evaluate_every"),
+    )
+
+    task: TaskOptions = TaskOptions()
+    """The task."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.task.from_scratch and self.training.lora_rank:
+            raise ConfigError(
+                f"lora_rank={self.training.lora_rank} trains adapters of the weights that the run "
+                "starts from, but from_scratch=True starts from random ones: give one of them"
+            )
+
+
+_RUN = "runs/language_modelling/python_stdlib"
+
+classification = FinetuneConfig(
+    name="classification",
+    model=replace(python_stdlib.model, max_len=8_192),  # until --init_from is read
+    data=DataConfig(seq_len=128, batch_size=20),
+    optimizer=OptimizerConfig(
+        schedule="cosine",
+        learning_rate=1e-3,
+        warmup_steps=15,
+        total_steps=150,
+        min_lr_ratio=0.0,
+        grad_clip_norm=1.0,
+        weight_decay=0.01,
+    ),
+    training=TrainingConfig(log_every=10, save_every=50, evaluate_every=50),
+    init_from=_RUN,
+    task=TaskOptions(num_examples=200),
+)
+frozen_backbone = replace(
+    classification,
+    name="frozen_backbone",
+    optimizer=replace(
+        classification.optimizer, learning_rate=1e-2, weight_decay=0.0, freeze="^backbone/"
+    ),
+)
+pairs = replace(
+    classification, name="pairs", init_from=f"{_RUN}_masked", task=TaskOptions(kind="pairs")
+)
+spans = replace(pairs, name="spans", task=TaskOptions(kind="spans"))
+chat = replace(classification, name="chat", task=TaskOptions(kind="chat"))
+
+PRESETS = {preset.name: preset for preset in (classification, frozen_backbone, pairs, spans, chat)}

@@ -1,0 +1,83 @@
+"""What a fine-tuning starts from: model, tokenizer and weights of a run or of a folder."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.runs import distributed, run_folder
+from experiments.harness.training import initialization
+from experiments.language_modelling import init_from_pretrained
+from experiments.language_modelling.finetune_presets import FinetuneConfig
+from experiments.language_modelling.load_run import TOKENIZER, load_run
+from jaxformer.config import dotted_fields, with_fields
+from jaxformer.distributed import Strategy
+from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.pretrained import load_without_weights
+from jaxformer.pretrained.hf_folder import locate
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.text import tokenizers
+from jaxformer.text.tokenizers import Tokenizer
+
+
+def with_start(config: FinetuneConfig) -> FinetuneConfig:
+    """`config` with the model and the tokenizer of what it starts from.
+
+    Dropout, dtype and initializer stay those of `config`. A run that has begun no longer needs what
+    it started from. Raises `ConfigError` for a run that starts from nothing.
+    """
+    own = run_folder.folder_of(config.runs, "finetuning", config.name)
+    parent = initialization.parent_of(config)
+    if initialization.is_begun(own):
+        source: Any = run_folder.load_config(own, FinetuneConfig)
+        model, tokenizer = source.model, source.data.tokenizer
+    elif parent is not None:
+        source = run_folder.load_config(parent.folder, FinetuneConfig)
+        tokenizer = str(parent.folder / TOKENIZER)
+        model = source.model
+        if not (source.init_from or source.continue_from):  # else it is exact
+            model = replace(model, vocab_size=tokenizers.load(tokenizer).vocab_size)
+    elif config.init_from:
+        folder = locate(config.init_from)
+        source, loaded = init_from_pretrained.describe(
+            folder, init_from_pretrained.below_head(load_without_weights(folder))
+        )
+        model, tokenizer = loaded.model.config, str(folder)
+        if config.task.kind in ("classification", "pairs") and source.objective == "masked":
+            model = replace(model, pooler="tanh")  # published classifiers have one
+    else:
+        raise ConfigError("a task is learned from a model: give --init_from RUN")
+    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
+    data = replace(
+        config.data,
+        tokenizer=tokenizer,
+        seq_len=min(config.data.seq_len, model.max_len),
+        isolate_documents=source.data.isolate_documents,
+    )
+    return replace(config, model=with_fields(model, kept), objective=source.objective, data=data)
+
+
+def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:
+    """The tokenizer of what the run in `folder` starts from, copied there."""
+    path = folder / TOKENIZER
+    with distributed.together():
+        if distributed.is_first() and not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            tokenizers.load(config.data.tokenizer).save(path)
+    return tokenizers.load(path)
+
+
+def read_weights(config: FinetuneConfig, devices: Strategy) -> Any:
+    """The parameters that the run starts with, on `devices`; None: random ones.
+
+    Of a model with a head those below it, which are the "backbone" of a model with another head.
+    """
+    if config.task.from_scratch:
+        return None
+    parent = initialization.parent_of(config)
+    folder = parent.folder if parent else locate(config.init_from)
+    options = (parent.options,) if parent else ()
+    loaded = load_run(folder, *options, devices=devices, without_head=True)
+    is_masked = isinstance(loaded.model, MaskedLanguageModel)
+    params = loaded.params["encoder"] if is_masked else loaded.params
+    return params if config.task.kind == "chat" else {"backbone": params}

@@ -1,0 +1,155 @@
+"""Conversations as text, by chat templates in Jinja as the folders of `transformers` have them."""
+
+import datetime
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxformer import optional_dependencies, storage
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained.hf_folder import read_json
+from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers.tokenizer import all_special_ids
+
+TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
+
+Message = Mapping[str, Any]
+"""{"role": "system", "user" or "assistant", "content": text}."""
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ bos_token }}{{ message.role }}:\n"
+    "{{ message.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ bos_token }}assistant:\n{% endif %}"
+)
+"""The template of a tokenizer without one of its own."""
+
+
+class ChatTemplate(NamedTuple):
+    """A template and the names of the special tokens that it may write.
+
+    >>> source = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}"
+    >>> template = ChatTemplate(source, {"eos_token": "</s>"})
+    >>> template.render([{"role": "user", "content": "Hello"}])
+    'user: Hello</s>'
+    """
+
+    source: str
+    tokens: Mapping[str, str]
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool = False) -> str:
+        """The text of `messages`; with `add_generation_prompt` what begins an answer follows.
+
+        Raises `ConfigError` for a template that fails, and `DataError` where it refuses `messages`.
+        """
+        jinja2 = optional_dependencies.load("jinja2")
+        options = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        try:
+            return _compiled(self.source).render(**options, **self.tokens)
+        except jinja2.exceptions.UndefinedError as error:
+            raise ConfigError(f"the chat template uses an undefined name: {error}") from error
+        except jinja2.exceptions.TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template, line {error.lineno}: {error}") from error
+        except (jinja2.exceptions.TemplateError, TypeError) as error:
+            raise DataError(f"the chat template refuses the messages: {error}") from error
+
+    def answers(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
+        """The text of `messages`, and the start and end in it of each of the assistant's answers.
+
+        An answer begins after what `add_generation_prompt` writes, and includes what ends it.
+        Raises `DataError` where the template writes earlier messages otherwise when later ones
+        follow.
+        """
+        text, spans = self.render(messages), []
+        for number, message in enumerate(messages):
+            if message["role"] == "assistant":
+                before = self.render(messages[:number], add_generation_prompt=True)
+                after = self.render(messages[: number + 1])
+                if not (text.startswith(after) and after.startswith(before)):
+                    raise DataError(
+                        f"message {number + 1}: the chat template writes it otherwise when other "
+                        "messages follow: give one answer in each conversation, as the last message"
+                    )
+                spans.append((len(before), len(after)))
+        return text, spans
+
+    def save(self, folder: Path) -> None:
+        """Writes the template into `folder`, as `load_template` reads it."""
+        storage.write(folder / TEMPLATE, self.source.encode())
+        storage.write(folder / _CONFIG, (json.dumps(dict(self.tokens)) + "\n").encode())
+
+
+def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template in chat_template.jinja or tokenizer_config.json, else `PLAIN_TEMPLATE`.
+
+    The names of special tokens are those of tokenizer_config.json, else the tokenizer's. Raises
+    `DataError` for a file that cannot be read.
+    """
+    config = read_json(folder / _CONFIG) if (folder / _CONFIG).is_file() else {}
+    tokens = special_names(tokenizer)
+    for name, value in config.items():
+        value = value.get("content") if isinstance(value, dict) else value
+        if name.endswith("_token") and isinstance(value, str):
+            tokens[name] = value
+    source, template = config.get("chat_template"), folder / TEMPLATE
+    if template.is_file():
+        source = template.read_text(encoding="utf-8")
+    if isinstance(source, list):  # several, by name
+        named = {entry.get("name"): entry.get("template") for entry in source}
+        source = named.get("default")
+    return ChatTemplate(source if isinstance(source, str) else PLAIN_TEMPLATE, tokens)
+
+
+def special_names(tokenizer: Tokenizer) -> dict[str, str]:
+    """The tokenizer's special tokens as templates name them, such as `eos_token`; "" for none."""
+    ids = tokenizer.special._asdict().items()
+    return {f"{x}_token": "" if i is None else tokenizer.token(i) for x, i in ids}
+
+
+def check_messages(texts: Sequence[str], tokenizer: Tokenizer, where: str = "") -> None:
+    """Raises `DataError`, which begins with `where`, for a text with the name of a special token.
+
+    In a conversation that a template has written, a model would take it for the token.
+    """
+    names = sorted(all_special_ids(tokenizer.library_tokenizer))
+    for text in texts:
+        written = [name for name in names if name in text]
+        if written:
+            raise DataError(
+                f"{where}a message contains {written[0]!r}, the name of a special token, which a "
+                "model takes for the token: remove it"
+            )
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(source: str) -> Any:
+    """The template in the environment in which transformers renders templates."""
+    jinja2 = optional_dependencies.load("jinja2")
+    extension: Any = optional_dependencies.load("jinja2.ext").Extension
+    sandbox = optional_dependencies.load("jinja2.sandbox").ImmutableSandboxedEnvironment
+
+    class Generation(extension):
+        """{% generation %}: what is in it is written as it is."""
+
+        tags = {"generation"}
+
+        def parse(self, parser: Any) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    def refuse(message: str) -> None:
+        raise jinja2.exceptions.TemplateError(message)
+
+    def now(form: str) -> str:
+        return datetime.datetime.now().strftime(form)
+
+    def to_json(value: Any, indent: int | None = None) -> str:
+        return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own escapes HTML
+
+    environment = sandbox(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals |= {"raise_exception": refuse, "strftime_now": now}
+    return environment.from_string(source)

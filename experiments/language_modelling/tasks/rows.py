@@ -1,0 +1,108 @@
+"""What the tasks share: the model below a head, and texts as rows of ids."""
+
+import contextlib
+import copy
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+from flax import linen as nn
+
+from experiments.harness.runs import run_files
+from experiments.harness.training import build
+from experiments.harness.training.rows import LabelledBatch
+from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
+from jaxformer import optional_dependencies
+from jaxformer.errors import DataError
+from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.text.tokenizers import Tokenizer
+
+if TYPE_CHECKING:
+    import tokenizers
+
+
+class Encoded(NamedTuple):
+    """Examples as ids, and what is needed to score what a model says of them."""
+
+    items: Sequence[Any]
+    """The examples as they were read."""
+    examples: Any
+    """All rows in one batch."""
+    notes: Any = None
+    """Of spans: the question and the places of each row."""
+
+
+class Scored(NamedTuple):
+    """The scores of a text, the main one first, and a table of its examples."""
+
+    scores: dict[str, float]
+    table: Mapping[str, Sequence[str]]
+
+
+def backbone(config: FinetuneConfig) -> nn.Module:
+    """The model below a head: that of the run or folder that is learned from."""
+    kind = DecoderOnly if config.objective == "causal" else EncoderOnly
+    return build.build_model(kind, config.model, config.training)
+
+
+def write_facts(folder: Path, facts: Any) -> None:
+    """Keeps the labels in the run's `folder`, which a command that loads it reads."""
+    run_files.write_record(folder / FACTS, {"labels": list(facts)})
+
+
+def inputs(batch: LabelledBatch) -> tuple[Any, ...]:
+    """The arguments of a model with a head."""
+    types = () if batch.token_type_ids is None else (batch.token_type_ids,)
+    return batch.tokens, batch.padding_mask, *types
+
+
+def row_tokenizer(config: FinetuneConfig, tokenizer: Tokenizer) -> "tokenizers.Tokenizer":
+    """The tokenizer, giving rows of `data.seq_len` ids of a text or a pair, cut and padded.
+
+    The longer text of a pair is cut first. Around the texts stands what the tokenizer's own
+    template says, or else what stood there in pretraining; a causal model reads a line feed between
+    the texts, and no end: it has never read one, and a text's vector is that of its last token.
+    """
+    special, is_causal = tokenizer.special, config.objective == "causal"
+    library = copy.deepcopy(tokenizer.library_tokenizer)
+    library.encode_special_tokens = True  # a copy forgets it
+    if is_causal or None not in library.encode("a", "a").sequence_ids:
+        begins = not is_causal or config.data.isolate_documents
+        end = [] if special.eos is None or is_causal else [special.eos]
+        between = end
+        if is_causal:
+            with contextlib.suppress(DataError):  # a vocabulary of characters may lack it
+                between = tokenizer.encode("\n")
+        begin = [special.bos] if begins and special.bos is not None else []
+        ids = {"begin": begin, "between": between, "end": end}
+        first, middle, last = ([name] if ids[name] else [] for name in ids)
+        library.post_processor = optional_dependencies.load(
+            "tokenizers.processors"
+        ).TemplateProcessing(
+            single=[*first, "$A", *last],
+            pair=[*first, "$A", *middle, "$B:1", *(f"{name}:1" for name in last)],
+            special_tokens=[
+                {"id": x, "ids": ids[x], "tokens": list(map(library.id_to_token, ids[x]))}
+                for x in (*first, *middle, *last)
+            ],
+        )
+    library.enable_truncation(config.data.seq_len)
+    library.enable_padding(length=config.data.seq_len, pad_id=special.pad or 0)
+    return library
+
+
+def rows_of(
+    config: FinetuneConfig, encodings: Sequence["tokenizers.Encoding"], labels: np.ndarray
+) -> LabelledBatch:
+    """Rows as arrays, with token types where the model tells two texts apart by them."""
+    has_types = config.objective == "masked" and config.model.embeddings.num_types > 1
+    count = len(encodings)
+    return LabelledBatch(
+        np.array([each.ids for each in encodings], np.int32),
+        np.array([each.attention_mask for each in encodings], bool),
+        labels,
+        np.ones(count, bool),
+        np.arange(count, dtype=np.int32),
+        np.array([each.type_ids for each in encodings], np.int32) if has_types else None,
+    )
