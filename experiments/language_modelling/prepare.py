@@ -189,12 +189,14 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
     tokenizer = load_tokenizer(folder)
 
     def make(folder: Path) -> None:
-        with display.phase(f"encoding the {name} text"):
+        total = corpus.metadata_of(part, cache).amount.bytes
+        with display.phase(f"encoding the {name} text") as phase:
             encode_documents(
                 part.documents(),
                 tokenizer,
                 folder / f"{name}.tokens",
                 isolate_documents=config.isolate_documents,
+                progress=lambda size: phase.encoded(size, total),
             )
 
     made_from = [name, tokenizer_digest(folder), config.isolate_documents]

@@ -29,9 +29,12 @@ def test_a_phase_is_one_line_with_its_time_in_a_log():
 def test_a_phase_that_lasts_tells_so_in_a_log(monkeypatch):
     monkeypatch.setattr(display.Screen, "log_interval", 0.05)
     stream = io.StringIO()
-    with display.opened(stream), display.phase("making 7 pairs"):
+    with display.opened(stream), display.phase("encoding") as phase:
+        time.sleep(0.08)
+        phase.encoded(7_000_000, 23_400_000)
         time.sleep(0.3)
-    assert stream.getvalue().splitlines()[:2] == ["making 7 pairs: 0 s so far"] * 2
+    first, *_, last = stream.getvalue().splitlines()[:-1]
+    assert first == "encoding: 0 s so far" and last == f"{first}, 7 of 23 MB"
 
 
 def test_a_phase_that_fails_is_not_told_as_done():

@@ -153,10 +153,16 @@ def test_what_is_damaged_is_made_again(cache, tmp_path, name, damage, capsys):
 def test_what_was_left_half_made_is_made_again(cache, tmp_path):
     def killed(folder):
         (folder / "a.tokens").write_bytes(b"half")
+        (folder / "a.parts").mkdir(exist_ok=True)  # what the next start goes on from
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        cache.fill(tmp_path / "one", ["x"], killed)
+    def killed_again(folder):
+        assert [path.name for path in folder.iterdir()] == ["a.parts"]
+        killed(folder)
+
+    for make in (killed, killed_again):
+        with pytest.raises(KeyboardInterrupt):
+            cache.fill(tmp_path / "one", ["x"], make)
     assert not any((tmp_path / "one").iterdir())
     cache.fill(tmp_path / "one", ["x"], Making())
     assert len(open_tokens(tmp_path / "one" / "a.tokens")) == 2

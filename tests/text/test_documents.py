@@ -204,7 +204,8 @@ def test_a_vocabulary_without_special_tokens_adds_none(tmp_path):
 
 
 def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokens_module, "_CHARACTERS_AT_ONCE", 1 << 15)
+    for name in ("_CHARACTERS_AT_ONCE", "_PART"):
+        monkeypatch.setattr(tokens_module, name, 1 << 15)
     block = "def f(x):\n    return x\n" * 503
 
     def peak(count: int) -> int:
@@ -218,6 +219,45 @@ def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokeniz
 
     few = peak(5)
     assert peak(50) - few < 300_000
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_encoding_that_was_stopped_goes_on_where_it_ended(
+    tmp_path, tokenizer, monkeypatch, damaged
+):
+    monkeypatch.setattr(tokens_module, "_PART", 1_000)
+    documents = [[f"document {n} " * 23, "\nends"] for n in range(17)]
+    encode, seen, sizes = tokenizer.encode_batch, [], []
+
+    def encode_documents(name, last=99):
+        def counted(_, texts):
+            seen.append(len(texts))
+            if len(seen) > last:
+                raise KeyboardInterrupt
+            return encode(texts)
+
+        seen.clear(), sizes.clear()
+        place, options = tmp_path / name, {"isolate_documents": True, "progress": sizes.append}
+        with monkeypatch.context() as patch:
+            patch.setattr(type(tokenizer), "encode_batch", counted)
+            return data.encode_documents(documents, tokenizer, place, **options)
+
+    whole = encode_documents("whole.tokens")
+    batches = len(seen)
+    with pytest.raises(KeyboardInterrupt):
+        encode_documents("a.tokens", last=3)
+    kept = sorted((tmp_path / "a.parts").iterdir())
+    assert len(kept) == 3 and not (tmp_path / "a.tokens").exists()
+    if damaged:
+        kept[0].write_bytes(kept[0].read_bytes()[:-7])
+    documents[-1][0] += "changed"
+    again = encode_documents("a.tokens")
+    assert len(seen) == batches - 3 + damaged
+    assert [row.tolist() for row in again][:-1] == [row.tolist() for row in whole][:-1]
+    assert again.fingerprint != whole.fingerprint, "the text after it has changed"
+    assert sizes == sorted(sizes)
+    assert sizes[-1] == sum(len(block) for document in documents for block in document)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tokens", "whole.tokens"]
 
 
 def test_masked_vocabularies_mark_documents_likewise(tmp_path):

@@ -2,6 +2,8 @@
 
 import json
 import re
+import time
+import warnings
 
 import numpy as np
 import pytest
@@ -103,6 +105,19 @@ def test_a_lower_case_tokenizer_reads_all_cases_as_lower_case(prefix):
 def test_bpe_learns_the_size_asked_for_and_stops_early_where_the_text_ends(bpe):
     assert bpe.vocab_size == 307
     assert train_bpe(["ab"], 307).vocab_size == 262  # 260, "ab" and " ab"
+
+
+def test_a_text_without_spaces_is_learned_from_in_linear_time_and_it_is_said():
+    letters = "".join(np.random.default_rng(3).choice(list("abcdefgh"), 300_007))
+    began = time.process_time()
+    with pytest.warns(UserWarning, match="words of more than 1,000 characters are cut") as said:
+        tokenizer = train_bpe([letters, "a short line", letters], 1_009)
+    assert time.process_time() - began < 12, "it took 20 times as long for three times the text"
+    assert len(said) == 1 and tokenizer.vocab_size == 1_009
+    assert tokenizer.decode(tokenizer.encode(letters)) == letters
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train_bpe(["word " * 1_003, "word," * 1_003, "a1" * 1_003], 300)
 
 
 @pytest.mark.parametrize("kind", ["bpe", "bare", "words", "characters"])

@@ -253,8 +253,33 @@ def test_of_two_writers_of_one_file_each_writes_its_own_and_the_last_one_wins(tm
 
 
 def test_a_vocabulary_of_no_size_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="vocab_size must be 1 to 2.32, got 0"):
+    with pytest.raises(ConfigError, match="vocab_size must be 1 to 2.31, got 0"):
         data.write_tokens(tmp_path / "a.tokens", [[5]], vocab_size=0)
+
+
+def test_an_id_that_a_batch_cannot_hold_is_refused_and_not_negative(tmp_path):
+    with pytest.raises(DataError, match="ids must be 0 to 2147483647, got 2147483648"):
+        Tokens.from_lists([[1 << 31]])
+    with pytest.raises(ConfigError, match="vocab_size must be 1 to 2.31"):
+        data.write_tokens(tmp_path / "a.tokens", [[5]], vocab_size=(1 << 31) + 1)
+    tokens = Tokens(np.array([5, 1 << 31], np.uint32), np.array([0, 1, 2]))
+    assert tokens[0].tolist() == [5]
+    for read in (lambda: tokens[1], lambda: tokens.take(np.array([0, 1]))):
+        with pytest.raises(DataError, match="id 2147483648 is outside the vocabulary"):
+            read()
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
+def test_a_file_that_grows_while_it_is_read_is_refused_with_both_sizes(tmp_path, name):
+    path, content = tmp_path / name, b"sun\nmoon\n" * 20_011
+    path.write_bytes(gzip.compress(content, 0, mtime=0) if name.endswith("gz") else content)
+    lines, size = data.iterate_lines(path), path.stat().st_size
+    assert next(lines) == "sun"
+    with path.open("ab") as file:
+        file.write(gzip.compress(b"fog\n", mtime=0) if name.endswith("gz") else b"fog\n")
+    with pytest.raises(DataError, match=f"{name}: the file has changed.* from {size:,} to .*wait"):
+        list(lines)
+    assert data.read_lines(path)[-1] == "fog"
 
 
 def test_a_token_file_cut_anywhere_is_refused_by_name(tmp_path):

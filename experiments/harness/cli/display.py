@@ -15,6 +15,25 @@ from experiments.harness.cli.exit_codes import say as print_line
 from jaxformer import optional_dependencies
 
 
+class Phase:
+    """A phase that began when this was made, and how far it is."""
+
+    def __init__(self, name: str):
+        self.name = name
+        self.done = ""
+        """What is done, such as ", 7 of 23 MB"."""
+        self._start = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self._start
+
+    def encoded(self, size: int, total: int) -> None:
+        """Shows that `size` of `total` bytes of text are encoded."""
+        self.done = f", {size / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+
+
 class Screen:
     """Lines on `stream`, and on a terminal with rich a live area below them; NO_COLOR is respected.
 
@@ -27,7 +46,7 @@ class Screen:
     def __init__(self, stream: TextIO):
         self.stream = stream
         self.view: Callable[[int, int], Any] | None = None
-        self._phases: list[tuple[str, float]] = []
+        self._phases: list[Phase] = []
         self._live: Any = None
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         if stream.isatty() and encoding == "utf8":
@@ -54,18 +73,18 @@ class Screen:
             self._live.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
+    def phase(self, name: str) -> Iterator["Phase"]:
         """Within it, `name` is what is being done; then the name and its time are printed."""
-        start, ended = time.monotonic(), threading.Event()
-        self._phases.append((name, start))
+        phase, ended = Phase(name), threading.Event()
+        self._phases.append(phase)
         if not self.live:
-            threading.Thread(target=self._repeat, args=(name, start, ended), daemon=True).start()
+            threading.Thread(target=self._repeat, args=(phase, ended), daemon=True).start()
         try:
-            yield
+            yield phase
         finally:
             ended.set()
             self._phases.pop()
-        self.say(f"{name}: {time.monotonic() - start:.1f} s")
+        self.say(f"{name}: {phase.seconds:.1f} s")
 
     def __enter__(self) -> "Screen":
         if self.live:
@@ -90,16 +109,16 @@ class Screen:
             redirect_stderr=stdout and sys.stderr.isatty(),
         )
 
-    def _repeat(self, name: str, start: float, ended: threading.Event) -> None:
+    def _repeat(self, phase: "Phase", ended: threading.Event) -> None:
         """Says how long a phase lasts so far, until it has `ended`."""
         while not ended.wait(self.log_interval):
-            print_line(f"{name}: {time.monotonic() - start:.0f} s so far", self.stream)
+            print_line(f"{phase.name}: {phase.seconds:.0f} s so far{phase.done}", self.stream)
 
     def _render(self) -> Any:
         shown = [] if self.view is None else [self.view(*self.size)]
-        for name, start in self._phases[-1:]:
+        for phase in self._phases[-1:]:
             text = optional_dependencies.load("rich.text").Text
-            said = f"{name} ... {int(time.monotonic() - start)} s"
+            said = f"{phase.name} ... {int(phase.seconds)} s{phase.done}"
             self._spinner.update(text=text(said, "bold", no_wrap=True, overflow="ellipsis"))
             shown.append(self._spinner)
         return optional_dependencies.load("rich.console").Group(*shown)
@@ -123,10 +142,10 @@ def opened(stream: TextIO | None = None) -> Iterator[Screen]:
 
 
 @contextmanager
-def phase(name: str) -> Iterator[None]:
+def phase(name: str) -> Iterator[Phase]:
     """Within it, the screen shows `name` as what is being done; then its time is printed."""
-    with opened() as screen, screen.phase(name):
-        yield
+    with opened() as screen, screen.phase(name) as phase:
+        yield phase
 
 
 def say(text: str) -> None:

@@ -110,10 +110,14 @@ class TextCache:
         unfinished = entry if in_bucket else entry.with_suffix(".unfinished")
         (entry / "manifest.json").unlink(missing_ok=True)
         if not in_bucket:
-            for path in (entry, unfinished):
-                shutil.rmtree(path, ignore_errors=True)
+            shutil.rmtree(entry, ignore_errors=True)
+            for path in unfinished.glob("*"):
+                if path.is_file():  # the folder *.parts holds the ids of a start that was stopped
+                    path.unlink()
         with storage.written_here(unfinished) as local:
             make(local)
+            for path in local.glob("*.parts"):
+                shutil.rmtree(path)
             files = {path.name: self.digest(path) for path in local.iterdir()}
         run_files.write_record(unfinished / "manifest.json", {"files": files})  # the last file
         if not in_bucket:

@@ -41,17 +41,25 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
 def raw_lines(path: Path) -> Iterator[bytes]:
     """The lines of a file with their line feeds, without a byte order mark; `.gz` is decompressed.
 
-    Raises `DataError` for a file that cannot be read and for a damaged gzip file.
+    Raises `DataError` for a file that cannot be read or changes meanwhile, and for a damaged gzip
+    file.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
+            before = os.fstat(file.fileno())
             first = next(file, b"").removeprefix(b"\xef\xbb\xbf")
             yield from chain([first] if first else [], file)
+            after = os.fstat(file.fileno())
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path}: not a whole gzip file: {error}") from error
     except (OSError, ValueError) as error:  # ValueError: a NUL in the name
         reason = getattr(error, "strerror", None) or error
         raise DataError(f"{path}: cannot read the file: {reason}") from error
+    if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
+        raise DataError(
+            f"{path}: the file has changed while it was read, from {before.st_size:,} to "
+            f"{after.st_size:,} bytes: wait until it is written, and start again"
+        )
 
 
 def read_pairs(

@@ -7,24 +7,38 @@ one more than sequences), and the fingerprint (32 bytes).
 
 import hashlib
 import os
+import shutil
 import struct
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any, TypeVar
+from zipfile import BadZipFile
 
 import numpy as np
 from jaxtyping import Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.storage import replacing
+from jaxformer.text.data.text_files import BLOCK_LENGTH
 from jaxformer.text.tokenizers import Tokenizer
+
+Item = TypeVar("Item", str, tuple[str, bool])
 
 _HEADER = struct.Struct("<16sIIqqq16x")
 _MAGIC, _VERSION = b"jaxformer tokens", 3
 _DIGEST = 32
 _DTYPES: dict[int, np.dtype] = {2: np.dtype("<u2"), 4: np.dtype("<u4")}
 _CHUNK = 1 << 16
-_TEXTS_AT_ONCE, _CHARACTERS_AT_ONCE = 10_000, 1 << 20
+_MOST_IDS = 1 << 31  # batches hold ids as int32
+_TEXTS_AT_ONCE = 10_000
+_CHARACTERS_AT_ONCE = max(8, 2 * (os.cpu_count() or 1)) * BLOCK_LENGTH  # blocks for each core
+_PART = 1 << 23
+"""Bytes of text whose ids are kept as soon as they are known, for another start."""
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes of text that are encoded."""
 
 
 class Tokens:
@@ -68,9 +82,9 @@ class Tokens:
     ) -> "Tokens":
         """The sequences in memory; `DataError` for an id outside 0 to vocab_size - 1.
 
-        Without `vocab_size` ids may be up to 2^32 - 1.
+        Without `vocab_size` ids may be up to 2^31 - 1.
         """
-        limit = 1 << 32 if vocab_size is None else vocab_size
+        limit = _MOST_IDS if vocab_size is None else vocab_size
         rows = [_checked(row, i, limit) for i, row in enumerate(sequences)]
         offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
         ids = np.concatenate([np.empty(0, np.uint32), *rows]).astype(np.uint32)
@@ -83,7 +97,7 @@ class Tokens:
         """A copy of the ids of one sequence."""
         if not 0 <= index < len(self):
             raise IndexError(f"sequence {index} of {len(self)}")
-        return self.ids[self.offsets[index] : self.offsets[index + 1]].astype(np.int32)
+        return self.take(np.arange(self.offsets[index], self.offsets[index + 1]))
 
     @property
     def lengths(self) -> Int64[np.ndarray, " sequences"]:
@@ -101,25 +115,19 @@ class Tokens:
             self._fingerprint = digest.hexdigest()
         return self._fingerprint
 
-    def part(self, start: int, stop: int) -> "Tokens":
-        """The sequences start .. stop - 1; nothing is copied but their offsets."""
-        offsets = self.offsets[start : stop + 1]
-        name = hashlib.sha256(f"{self.fingerprint} {start} {stop}".encode()).hexdigest()
-        ids = self.ids[offsets[0] : offsets[-1]]
-        return Tokens(ids, offsets - offsets[0], vocab_size=self.vocab_size, fingerprint=name)
-
     def take(self, places: Int[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
         """The ids at `places`, counted over all sequences.
 
         Raises `DataError` for an id outside the vocabulary, which a damaged file may hold.
         """
-        ids = self.ids[places].astype(np.int32)
-        if self.vocab_size is not None and ids.size and not ids.max() < self.vocab_size:
+        ids = self.ids[places]
+        limit = _MOST_IDS if self.vocab_size is None else self.vocab_size
+        if ids.size and not ids.max() < limit:
             raise DataError(
-                f"id {ids.max()} is outside the vocabulary of {self.vocab_size} ids that the "
-                "tokens were written for: the file is damaged; prepare the data again"
+                f"id {ids.max()} is outside the vocabulary of {limit} ids that the tokens were "
+                "written for: the file is damaged; prepare the data again"
             )
-        return ids
+        return ids.astype(np.int32)
 
 
 def write_tokens(
@@ -128,7 +136,7 @@ def write_tokens(
     """Writes the sequences to the file `path`, completely or not at all, and opens it.
 
     Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
-    outside 0 to vocab_size - 1, `ConfigError` for a vocabulary that four bytes cannot hold.
+    outside 0 to vocab_size - 1, `ConfigError` for a vocabulary of more than 2^31 ids.
     """
     return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
 
@@ -143,8 +151,8 @@ def write_parts(
 
     Not even one sequence has to fit in memory.
     """
-    if not 1 <= vocab_size <= 1 << 32:
-        raise ConfigError(f"vocab_size must be 1 to 2^32, got {vocab_size}")
+    if not 1 <= vocab_size <= _MOST_IDS:
+        raise ConfigError(f"vocab_size must be 1 to 2^31, got {vocab_size}")
     dtype = _DTYPES[2 if vocab_size <= 1 << 16 else 4]
     offsets, total, digest = array("q", [0]), 0, hashlib.sha256()
     with replacing(path) as unfinished, open(unfinished, "wb") as file:
@@ -204,13 +212,14 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
 
 
 def encode_lines(
-    lines: Sequence[str], tokenizer: Tokenizer, path: str | os.PathLike[str]
+    lines: Sequence[str],
+    tokenizer: Tokenizer,
+    path: str | os.PathLike[str],
+    progress: Progress | None = None,
 ) -> Tokens:
     """Writes the ids of every line to `path`; a line of white space only has no ids."""
-    starts = range(0, len(lines), _TEXTS_AT_ONCE)
-    batches = ([x if x.strip() else "" for x in lines[i : i + _TEXTS_AT_ONCE]] for i in starts)
-    ids = (row for batch in batches for row in tokenizer.encode_batch(batch))
-    return write_tokens(path, ids, vocab_size=tokenizer.vocab_size)
+    texts = ((line if line.strip() else "", True) for line in lines)
+    return _write_encoded(path, texts, tokenizer, [], [], progress)
 
 
 def encode_pairs(
@@ -220,6 +229,7 @@ def encode_pairs(
     folder: str | os.PathLike[str],
     *,
     target_tokenizer: Tokenizer | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tokens, Tokens]:
     """Writes the ids of all pairs to `source.tokens` and `target.tokens` in `folder`.
 
@@ -233,8 +243,10 @@ def encode_pairs(
         )
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    source = encode_lines(source_lines, tokenizer, folder / "source.tokens")
-    target = encode_lines(target_lines, target_tokenizer or tokenizer, folder / "target.tokens")
+    source = encode_lines(source_lines, tokenizer, folder / "source.tokens", progress)
+    target = encode_lines(
+        target_lines, target_tokenizer or tokenizer, folder / "target.tokens", progress
+    )
     return source, target
 
 
@@ -244,8 +256,12 @@ def encode_documents(
     path: str | os.PathLike[str],
     *,
     isolate_documents: bool,
+    progress: Progress | None = None,
 ) -> Tokens:
     """Writes the ids of each document to the file `path` as one sequence, and opens it.
+
+    If this is stopped, the next call for the same `path` goes on after the last 8 MB of text whose
+    ids are known. They are kept beside the file, in a folder that ends in `.parts`, until it ends.
 
     With `isolate_documents` bos and eos are put around the ids, where the vocabulary has them. A
     document is a text or an iterable of blocks of text. Each block is encoded separately, so use a
@@ -260,16 +276,60 @@ def encode_documents(
     special = tokenizer.special
     bos, eos = (special.bos, special.eos) if isolate_documents else (None, None)
     before, after = ([] if id is None else [id] for id in (bos, eos))
+    return _write_encoded(path, _parts(documents), tokenizer, before, after, progress)
 
-    def parts() -> Iterator[tuple[list[int], bool]]:
-        start = True
-        for batch in _batches(_parts(documents)):
-            encoded = tokenizer.encode_batch([text for text, _ in batch])
-            for ids, (_, ends) in zip(encoded, batch, strict=True):
-                yield (before if start else []) + ids + (after if ends else []), ends
+
+def _write_encoded(
+    path: str | os.PathLike[str],
+    texts: Iterator[tuple[str, bool]],
+    tokenizer: Tokenizer,
+    before: list[int],
+    after: list[int],
+    progress: Progress | None,
+) -> Tokens:
+    """Writes the ids of sequences of `texts`, each with whether a sequence ends there."""
+    kept = Path(path).with_suffix(".parts")
+
+    def parts() -> Iterator[tuple[np.ndarray, bool]]:
+        start, done = True, 0
+        for group in _groups(texts, lambda group, size: size >= _PART):
+            ids, size = _encode_group([text for text, _ in group], tokenizer, kept)
+            for row, (_, ends) in zip(ids, group, strict=True):
+                edges = before if start else [], after if ends else []
+                first, last = (np.array(edge, row.dtype) for edge in edges)
+                yield np.concatenate([first, row, last]), ends
                 start = ends
+            done += size
+            if progress is not None:
+                progress(done)
 
-    return write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
+    tokens = write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
+    shutil.rmtree(kept, ignore_errors=True)
+    return tokens
+
+
+def _encode_group(
+    texts: list[str], tokenizer: Tokenizer, kept: Path
+) -> tuple[list[np.ndarray], int]:
+    """The ids of each text, and the bytes of all; those of a whole part are kept in `kept`."""
+    digest, size = hashlib.sha256(), 0
+    for text in texts:
+        raw = text.encode(errors="surrogatepass")  # the tokenizer refuses them by their place
+        digest.update(b"%d " % len(raw) + raw)
+        size += len(raw)
+    path = kept / f"{digest.hexdigest()}.npz"
+    with suppress(OSError, ValueError, LookupError, EOFError, BadZipFile):
+        with np.load(path) as stored:
+            return np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1]), size
+    rows: list[np.ndarray] = []
+    for batch in _groups(iter(texts), _is_batch):
+        rows += (np.array(row, np.uint32) for row in tokenizer.encode_batch(batch))
+    if size >= _PART:
+        kept.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as unfinished, open(unfinished, "wb") as file:
+            lengths = np.array([len(row) for row in rows])
+            np.savez(file, ids=np.concatenate(rows), lengths=lengths)
+    return rows, size
 
 
 def _parts(documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
@@ -283,17 +343,25 @@ def _parts(documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:
         yield block, True
 
 
-def _batches(parts: Iterator[tuple[str, bool]]) -> Iterator[list[tuple[str, bool]]]:
-    """`parts` in lists that the tokenizer encodes at once."""
-    batch, characters = [], 0
-    for part in parts:
-        batch.append(part)
-        characters += len(part[0])
-        if len(batch) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE:
-            yield batch
-            batch, characters = [], 0
-    if batch:
-        yield batch
+def _is_batch(texts: list[Any], characters: int) -> bool:
+    """Whether the tokenizer encodes `texts` at once."""
+    return len(texts) == _TEXTS_AT_ONCE or characters >= _CHARACTERS_AT_ONCE
+
+
+def _groups(
+    items: Iterator[Item], is_full: Callable[[list[Item], int], bool]
+) -> Iterator[list[Item]]:
+    """`items`, texts or pairs that begin with one, in lists that `is_full` (list, characters)."""
+    group: list[Item] = []
+    characters = 0
+    for item in items:
+        group.append(item)
+        characters += len(item if isinstance(item, str) else item[0])
+        if is_full(group, characters):
+            yield group
+            group, characters = [], 0
+    if group:
+        yield group
 
 
 def _checked(sequence: Sequence[int] | np.ndarray, index: int, vocab_size: int) -> np.ndarray:
