@@ -4,6 +4,7 @@ import copy
 import json
 import math
 import os
+import re
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,7 @@ from jaxformer.ops.attention import ATTENTION_FNS, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
 from jaxformer.pretrained.generation_config import generation_json
+from jaxformer.pretrained.hf_folder import locate, read_json
 from jaxformer.pretrained.model_specs import (
     ModelSpec,
     check_params,
@@ -38,6 +40,7 @@ from jaxformer.pretrained.model_specs import (
 )
 from jaxformer.pretrained.weight_map import Shape, to_hf
 from jaxformer.storage import to_local_path
+from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
 _JSON: dict[str, Any] = {"indent": 2, "sort_keys": True}
@@ -52,6 +55,7 @@ def save_pretrained(
     params: Mapping[str, Any],
     tokenizer: Tokenizer | None = None,
     *,
+    like: str | os.PathLike[str] | None = None,
     family: str | None = None,
     token_ids: Mapping[str, int] | None = None,
     generation: SearchConfig | SamplingConfig | None = None,
@@ -63,8 +67,11 @@ def save_pretrained(
     `family` is a `model_type` such as "gpt2"; None means the first one that supports the model.
     The ids of special tokens in config.json are those of the tokenizer; `token_ids`, such as
     {"decoder_start_token_id": 0}, replaces them. `generation` is written to
-    generation_config.json, and `card` to README.md. The folder is written completely or not at all,
-    with one tensor at a time on the host. Every process calls it, and the first writes.
+    generation_config.json, and `card` to README.md. A model that was trained from the folder `like`
+    keeps what was not trained: the files of the tokenizer (if `tokenizer` is None or that one), its
+    chat template, generation_config.json, and the ids and other keys of config.json. The folder is
+    written completely or not at all, with one tensor at a time on the host. Every process calls it,
+    and the first writes.
     A model without biases is written to a family with biases, which are zero. `labels` are the
     names of a classifier's classes.
 
@@ -86,7 +93,8 @@ def save_pretrained(
     spec = spec_of(model)
     _refuse_own_parts(model)
     check_params(model, params)
-    chosen, spec, hf = _choose(family, spec)
+    kept = _Kept(like, tokenizer)
+    chosen, spec, hf = _choose(family or kept.config.get("model_type"), spec)
     unstacked = spec._replace(config=replace(spec.config, scan_layers=False))
     shapes = param_shapes(make_model(unstacked, reference))
     leaves: dict[str, Any] = flatten_dict(
@@ -98,7 +106,9 @@ def save_pretrained(
     def read(path: str) -> np.ndarray:
         return leaves[path].read() if path in leaves else np.zeros(shapes[path], np.float32)
 
-    hf = {**_with_ids(hf, tokenizer, generation), **(token_ids or {})}
+    hf = _with_ids(hf, tokenizer, generation) if like is None else kept.with_keys(chosen, hf)
+    hf |= {} if tokenizer is None or kept.has_tokenizer else _token_ids(tokenizer)
+    hf |= token_ids or {}
     read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
         hf |= _labels(labels or [f"LABEL_{number}" for number in range(spec.classes)])
@@ -106,6 +116,8 @@ def save_pretrained(
     if generation is not None:
         ids = {key: value for key, value in hf.items() if key.endswith("_token_id")}
         files["generation_config.json"] = generation_json(generation, spec.config.max_len, ids)
+    if kept.has_tokenizer:
+        tokenizer = None
     if tokenizer is not None:
         files["tokenizer_config.json"] = _tokenizer_config(tokenizer, spec)
         tokenizer = _with_template(tokenizer, spec)
@@ -113,7 +125,46 @@ def save_pretrained(
     if jax.process_index():
         deque(tensors, 0)  # what lies on several processes is gathered by all of them
     else:
-        _write_folder(path, files, sizes, tensors, tokenizer)
+        _write_folder(path, {**kept.files, **files}, sizes, tensors, tokenizer)
+
+
+# What a folder has beside its weights and config.json, and what of that is the tokenizer's.
+_TOKENIZER_FILES = re.compile(
+    r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens|vocab|target_vocab)\.json|"
+    r"(merges|vocab)\.txt|chat_template\.(jinja|json)|.*\.(spm|model)"
+)
+_KEPT_FILES = ("generation_config.json", "modules.json")
+
+
+class _Kept:
+    """What a folder has that its model was trained from: nothing without a folder.
+
+    Attributes: `config`, its config.json; `files`, what is copied; `has_tokenizer`, whether these
+    are also the tokenizer's.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str] | None, tokenizer: Tokenizer | None) -> None:
+        self.config: dict[str, Any] = {}
+        self.files: dict[str, Any] = {}
+        self.has_tokenizer = False
+        if folder is None:
+            return
+        source = to_local_path(locate(folder))
+        self.config = read_json(source / "config.json")
+        if tokenizers.has_tokenizer(source):
+            same = tokenizer is None or tokenizers.load(source).fingerprint == tokenizer.fingerprint
+            self.has_tokenizer = same
+        for path in source.iterdir():
+            of_tokenizer = self.has_tokenizer and _TOKENIZER_FILES.fullmatch(path.name)
+            if path.is_file() and (of_tokenizer or path.name in _KEPT_FILES):
+                self.files[path.name] = path.read_bytes()
+
+    def with_keys(self, family: Family, hf: Mapping[str, Any]) -> dict[str, Any]:
+        """The config.json `hf`, with what the folder's says beside the family's own settings."""
+        known = {key for setting in family.settings for key in setting.keys} | {*family.aliases}
+        known |= {"dtype", "num_labels", "id2label", "label2id", "problem_type"}
+        others = {key: value for key, value in self.config.items() if key not in known}
+        return {**others, **hf, "torch_dtype": "float32"}
 
 
 class _Leaf:
@@ -255,13 +306,15 @@ def _write(
     tokenizer: Tokenizer | None,
 ) -> None:
     """Writes the files that are not empty, each on disk when this returns."""
+    if tokenizer is not None:
+        tokenizer.save(folder / "tokenizer.json")
     for name, content in files.items():
-        if content:
+        if isinstance(content, bytes):
+            (folder / name).write_bytes(content)
+        elif content:
             text = content if isinstance(content, str) else json.dumps(content, **_JSON) + "\n"
             (folder / name).write_text(text, encoding="utf-8")
     _write_tensors(folder / "model.safetensors", sizes, tensors)
-    if tokenizer is not None:
-        tokenizer.save(folder / "tokenizer.json")
     for path in folder.iterdir():
         with path.open("rb") as file:
             os.fsync(file.fileno())
@@ -320,6 +373,7 @@ def _tokenizer_config(tokenizer: Tokenizer, spec: ModelSpec) -> dict[str, Any]:
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": spec.config.max_len,
         "clean_up_tokenization_spaces": False,
-        "split_special_tokens": special["mask"] is None,
+        # Otherwise the names of special tokens in a text would be read, as here they are not.
+        "split_special_tokens": special["mask"] is None and tokenizer.roles is None,
         **names,
     }

@@ -1,5 +1,6 @@
 """Folders as they are published: ids in and text out are those of `transformers`."""
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,6 +44,7 @@ class Pair(NamedTuple):
     """A folder's model and tokenizer in both libraries."""
 
     name: str
+    folder: Path
     model: Any
     tokenizer: Any
     ours: jf.Loaded
@@ -71,11 +73,11 @@ def pair(request, torch, transformers, train_pieces, tmp_path_factory):
             if weights.requires_grad:  # Marian's sines stay sines
                 weights += 0.3 * torch.randn(weights.shape)
     model.save_pretrained(folder)
-    return Pair(name, model, tokenizer, jf.load(folder))
+    return Pair(name, folder, model, tokenizer, jf.load(folder))
 
 
 def test_ids_in_and_text_out_are_theirs(pair, torch, assert_equal):
-    name, model, tokenizer, ours = pair
+    name, _, model, tokenizer, ours = pair
     rows = [tokenizer(text).input_ids for text in TEXTS]
     given = (torch.tensor([row]) for row in rows)
     if isinstance(ours.model, jf.EncoderDecoder):
@@ -124,7 +126,7 @@ def test_ids_in_and_text_out_are_theirs(pair, torch, assert_equal):
 
 
 def test_control_tokens_of_a_text_are_text_and_marks_that_are_typed_are_tokens(pair):
-    name, _, tokenizer, ours = pair
+    name, _, _, tokenizer, ours = pair
     special = ours.tokenizer.special
     marks = [tokenizer.mask_token] if special.mask is not None else []
     marks += ["<extra_id_1>"] if "t5" in name else []
@@ -142,8 +144,27 @@ def test_control_tokens_of_a_text_are_text_and_marks_that_are_typed_are_tokens(p
         assert tokenizer.convert_tokens_to_ids(mark) in row
 
 
+def test_a_folder_that_is_saved_again_reads_and_stops_as_before(pair, transformers, tmp_path):
+    _, folder, _, tokenizer, ours = pair
+    new = tmp_path / "new"
+    jf.save_pretrained(new, ours.model, ours.params, ours.tokenizer, like=folder)
+    again = transformers.AutoTokenizer.from_pretrained(new)
+    assert [again(text).input_ids for text in TEXTS] == [tokenizer(x).input_ids for x in TEXTS]
+    assert again.special_tokens_map == tokenizer.special_tokens_map
+    files = [path / "generation_config.json" for path in (folder, new)]
+    before, after = (path.exists() and path.read_text() for path in files)
+    assert after == before
+    before, after = (transformers.AutoConfig.from_pretrained(x) for x in (folder, new))
+    changed = {"dtype", "rope_parameters", "_name_or_path", "transformers_version"}
+    changed |= {"n_inner", "use_bidirectional_attention"}  # null means the same
+    before, after = before.to_dict(), after.to_dict()
+    assert {k: after.get(k) for k in before if k not in changed} == {
+        key: value for key, value in before.items() if key not in changed
+    }
+
+
 def test_an_unknown_language_is_refused_with_the_nearest(pair):
-    name, _, _, ours = pair
+    name, _, _, _, ours = pair
     if not isinstance(ours.model, jf.EncoderDecoder):
         pytest.skip("completes or fills in")
     source, target = LANGUAGES.get(name, ("fr", "de"))

@@ -14,6 +14,7 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
+import jaxformer as jf
 from jaxformer.config import Alibi, Learned, Llama3, Rotary
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
@@ -459,6 +460,34 @@ def test_the_tokenizer_and_the_ids_of_its_special_tokens_go_along(filled, tmp_pa
     assert (said["pad_token_id"], said["bos_token_id"], said["eos_token_id"]) == (0, 1, 5)
     said = json.loads((path / "tokenizer_config.json").read_text())
     assert said["eos_token"] == "<eos>" and "mask_token" not in said
+
+
+def test_what_was_not_trained_is_kept_where_it_was_trained_from(folder, change, tmp_path, words):
+    path = folder("llama")
+    words.save(path / "tokenizer.json")
+    change(path, eos_token_id=5, finetuning_task="us", rope_theta=77.0)
+    said = {"bos_token": None, "eos_token": {"content": "<bos>"}, "chat_template": "{{ x }}"}
+    (path / "tokenizer_config.json").write_text(json.dumps(said))
+    (path / "generation_config.json").write_text('{"eos_token_id": [5, 1], "max_new_tokens": 3}')
+    loaded = jf.load(path)
+    assert loaded.tokenizer.special[1:3] == (None, 1)
+    save_pretrained(tmp_path / "new", loaded.model, loaded.params, loaded.tokenizer, like=path)
+    for name in ("tokenizer.json", "tokenizer_config.json", "generation_config.json"):
+        assert (tmp_path / "new" / name).read_bytes() == (path / name).read_bytes()
+    config = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert (config["eos_token_id"], config["finetuning_task"]) == (5, "us")
+    save_pretrained(tmp_path / "alone", loaded.model, loaded.params, loaded.tokenizer)
+    again = load_pretrained(tmp_path / "alone").tokenizer
+    assert again.special == loaded.tokenizer.special, "roles stay without the folder, too"
+    save_pretrained(
+        tmp_path / "other",
+        loaded.model,
+        loaded.params,
+        tokenizers.train_words(["a b"], 6),
+        like=path,
+    )
+    config = json.loads((tmp_path / "other" / "config.json").read_text())
+    assert config["eos_token_id"] == 2, "of another tokenizer"
 
 
 def test_other_programs_read_the_special_tokens_and_encode_does_not(filled, tmp_path, words):

@@ -54,8 +54,8 @@ class FolderSettings:
     by their ids, each with the arguments of an `AddedToken`. Raises `DataError` for damaged files.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._path = folder / "tokenizer_config.json"
+    def __init__(self, folder: Path, name: str = "tokenizer_config.json") -> None:
+        self._path = folder / name
         config = read_object(self._path, {})
         model = read_object(folder / "config.json", {})
         if "added_tokens_decoder" not in config:

@@ -14,6 +14,7 @@ from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
     ROLE_NAMES,
     Tokenizer,
+    config_path,
     find_role,
     require_standard_ids,
 )
@@ -50,7 +51,9 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     """
     path = to_path(path)
     if not path.is_dir():
-        return Tokenizer(_read_json(path))
+        said = config_path(path)
+        roles = FolderSettings(path.parent, said.name).roles if said.exists() else None
+        return Tokenizer(_read_json(path), roles)
     read = _reader(path)
     if read is None:
         raise DataError(

@@ -6,13 +6,14 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
-from jaxformer.storage import replacing
+from jaxformer.storage import replacing, to_path
 from jaxformer.text.tokenizers.languages import Languages, Template
 
 if TYPE_CHECKING:
@@ -280,9 +281,17 @@ class Tokenizer:
         return self._tokenizer.decode_batch(plain, skip_special_tokens=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Writes the tokenizer to the file `path` as JSON, completely or not at all."""
+        """Writes the tokenizer to the file `path` as JSON, completely or not at all.
+
+        The roles that a folder said go to a file beside it, in which `load` finds them:
+        tokenizer_config.json for tokenizer.json.
+        """
         with replacing(path) as unfinished:
             unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+        if self.roles is not None:
+            named = {f"{role}_token": name for role, name in self.roles.items()}
+            with replacing(config_path(to_path(path))) as unfinished:
+                unfinished.write_text(json.dumps(named, indent=2), encoding="utf-8")
 
     def _ids(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
         """The ids of every line; pieces that only the vocabulary has are not unknown."""
@@ -314,6 +323,11 @@ def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
             f"{tokenizer.special}: train it with train_bpe, train_words or train_characters"
         )
     return tokenizer
+
+
+def config_path(path: Path) -> Path:
+    """The file that says the roles of the tokens of the tokenizer in the file `path`."""
+    return path.with_name(f"{path.stem}_config.json")
 
 
 def is_text(line: Any) -> bool:
