@@ -20,11 +20,12 @@ from jaxformer.ops.partitioning import partitioned
 _PARTS = 4
 _LOW = jnp.bfloat16, jnp.float16
 LEAST_ROWS = 8
-"""With fewer rows a TPU's compiler multiplies on the vector unit, many times slower. XLA for a GPU
-multiplies one row with copies of the matrix, which it writes and reads, and adds them up."""
+"""With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
 GPU_COLUMNS = 128
 """On a GPU, logits whose number 8 does not divide are padded to a multiple of this. On an H200 the
 products of GPT-2's 50,257 logits took 55 ms without it, and 21 with 50,304 columns."""
+ALIGNED_ROWS = 1024
+"""Products of fewer rows, as those of a decoding step, take less time than to pad the matrix."""
 
 
 @struct.dataclass
@@ -67,7 +68,11 @@ def dense(
         out = jnp.matmul(x.reshape(*lead, size), matrix)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
         out = jax.lax.platform_dependent(
-            vectors, matrix, cpu=_multiply_in_parts, default=padded_matmul
+            *(vectors, matrix),
+            cpu=_multiply_in_parts,
+            tpu=padded_matmul,
+            cuda=_multiply_repeated,
+            default=jnp.matmul,
         )
     else:
         out = matmul(vectors, matrix)
@@ -86,20 +91,33 @@ _convert_before.defvjp(lambda matrix: (_convert_before(matrix), None), lambda _,
 def matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
-    """`jnp.matmul(x, matrix, **options)`; `padded_matmul` of few rows, except on a CPU."""
+    """`jnp.matmul(x, matrix, **options)`, of few rows as an accelerator computes it fastest."""
     if x.shape[-2] >= LEAST_ROWS:
         return jnp.matmul(x, matrix, **options)
-    multiply, padded = partial(jnp.matmul, **options), partial(padded_matmul, **options)
-    return jax.lax.platform_dependent(x, matrix, cpu=multiply, default=padded)
+    return jax.lax.platform_dependent(
+        *(x, matrix),
+        tpu=partial(padded_matmul, **options),
+        cuda=partial(_multiply_repeated, **options),
+        default=partial(jnp.matmul, **options),
+    )
 
 
 def padded_matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
-    """`jnp.matmul` with rows of zeros up to `LEAST_ROWS`, for the matrix unit of an accelerator."""
+    """`jnp.matmul` with rows of zeros up to `LEAST_ROWS`, as the matrix unit of a TPU takes."""
     rows = x.shape[-2]
     more = [(0, 0)] * (x.ndim - 2) + [(0, max(LEAST_ROWS - rows, 0)), (0, 0)]
     return jnp.matmul(jnp.pad(x, more), matrix, **options)[..., :rows, :]
+
+
+def _multiply_repeated(x: Array, matrix: Array, **options: Any) -> Array:
+    """`jnp.matmul`, of one row `LEAST_ROWS` times: XLA for a GPU multiplies one row with each row
+    of the matrix, and writes and reads a larger matrix again to sum it up."""
+    if x.shape[-2] != 1:
+        return jnp.matmul(x, matrix, **options)
+    rows = jnp.broadcast_to(x, (*x.shape[:-2], LEAST_ROWS, x.shape[-1]))
+    return jnp.matmul(rows, matrix, **options)[..., :1, :]
 
 
 def summed_in_float32(multiply: Callable[..., Array], *arrays: Array) -> Array:
@@ -220,13 +238,13 @@ _low_matmul.defvjp(_low_matmul_forward, _low_matmul_backward)
 
 def _product(x: Array, matrix: Array, rounded: bool = False) -> Array:
     """x times `matrix`, in float32; `rounded` to their type on a GPU."""
-    exact = partial(summed_in_float32, jnp.matmul)
-    if math.prod(x.shape[:-1]) < LEAST_ROWS:
-        rows = x.reshape(-1, x.shape[-1])
-        return summed_in_float32(matmul, rows, matrix).reshape(*x.shape[:-1], -1)
+    exact, rows = partial(summed_in_float32, jnp.matmul), math.prod(x.shape[:-1])
+    if rows < LEAST_ROWS:
+        flat = x.reshape(-1, x.shape[-1])
+        return summed_in_float32(matmul, flat, matrix).reshape(*x.shape[:-1], -1)
 
     def on_gpu(x: Array, matrix: Array) -> Array:
-        out = (jnp.matmul if rounded else exact)(x, _align(matrix))
+        out = (jnp.matmul if rounded else exact)(x, _align(matrix, rows))
         return out[..., : matrix.shape[1]].astype(jnp.float32)
 
     return jax.lax.platform_dependent(x, matrix, cuda=on_gpu, default=exact)
@@ -240,13 +258,15 @@ def _gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
 
 
 def _aligned_gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
-    dx, d_matrix = _gradients(x, _align(matrix), _align(d_out))
+    rows = math.prod(x.shape[:-1])
+    dx, d_matrix = _gradients(x, _align(matrix, rows), _align(d_out, rows))
     return dx, d_matrix[:, : matrix.shape[1]]
 
 
-def _align(matrix: Float[Array, "... V"]) -> Float[Array, "... W"]:
-    """`matrix` with columns of zeros up to a multiple of `GPU_COLUMNS`, unless 8 divides V."""
-    more = -matrix.shape[-1] % GPU_COLUMNS if matrix.shape[-1] % 8 else 0
+def _align(matrix: Float[Array, "... V"], rows: int) -> Float[Array, "... W"]:
+    """`matrix` of a product of `rows`, padded with columns of zeros where that pays."""
+    pays = matrix.shape[-1] % 8 and rows >= ALIGNED_ROWS
+    more = -matrix.shape[-1] % GPU_COLUMNS if pays else 0
     return jnp.pad(matrix, [(0, 0)] * (matrix.ndim - 1) + [(0, more)])
 
 

@@ -85,7 +85,7 @@ def work(program: Program) -> Work:
         for computation, inner in _with_fused(program, run):
             flops += run.times * _product_flops(program, computation, inner)
         if each.opcode not in _NO_BUFFER and not each.opcode.endswith("-done"):
-            moved += run.times * _moved_bytes(program, run.computation, each)
+            moved += run.times * moved_bytes(program, run.computation, each)
     return Work(flops, moved)
 
 
@@ -115,7 +115,7 @@ def _product_flops(program: Program, computation: str, each: Instruction) -> flo
     return 2.0 * results * summed_size * taps
 
 
-def _moved_bytes(program: Program, computation: str, each: Instruction) -> float:
+def moved_bytes(program: Program, computation: str, each: Instruction) -> float:
     """Bytes of the results, and of the operands or the parts of them that are read."""
     results = sum(shape.bytes for shape in each.shapes)
     operands = program.operand_shapes(computation, each)
