@@ -37,12 +37,14 @@ _REFUSALS = ("forbidden", "denied", "permission", "credential", "401", "403")
 def to_path(name: str | os.PathLike[str]) -> Path:
     """The path `name`: of a folder or file here, or of one in a bucket (gs://).
 
+    A first part "~" is the user's home: a shell leaves it in `--runs=~/a` and in quotes.
     Raises `ConfigError` for an address of another kind, `MissingExtra` without the package that
     reaches the bucket.
     """
     scheme, separator, rest = os.fspath(name).partition("://")
     if not separator:
-        return Path(name)
+        path = Path(name)
+        return Path(os.path.expanduser(path)) if path.parts[:1] == ("~",) else path
     if scheme != "gs":
         raise ConfigError(
             f"{name} is at a kind of address that is not known: give a folder or gs://bucket/path"
@@ -62,7 +64,7 @@ def to_local_path(name: str | os.PathLike[str]) -> Path:
     """The path `name` of this machine; `ConfigError` for one in a bucket."""
     if "://" in os.fspath(name):
         raise ConfigError(f"{name} is in a bucket: give a folder of this machine")
-    return Path(name)
+    return to_path(name)
 
 
 def is_in_bucket(path: Path) -> bool:

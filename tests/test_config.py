@@ -1,3 +1,4 @@
+import json
 import math
 from dataclasses import FrozenInstanceError, replace
 
@@ -19,6 +20,8 @@ from jaxformer.config import (
     Sinusoidal,
     TransformerConfig,
     Yarn,
+    from_plain,
+    to_plain,
 )
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
@@ -112,10 +115,10 @@ def test_a_part_refuses_a_wrong_value_by_itself(part, fields, words):
 
 
 def test_numbers_of_numpy_are_numbers():
-    config = replace(
-        SMALL, vocab_size=np.int64(19), dropout_rate=np.float32(0.5), norm=NormOptions(eps=1)
-    )
-    assert config.vocab_size == 19 and config.dropout_rate == 0.5
+    fields = {"vocab_size": np.int64(19), "dropout_rate": np.float32(0.5), "use_bias": np.True_}
+    config = replace(SMALL, **fields, norm=NormOptions(eps=1))
+    assert config.vocab_size == 19 and config.dropout_rate == 0.5 and config.use_bias is True
+    assert from_plain(TransformerConfig, json.loads(json.dumps(to_plain(config)))) == config
 
 
 def test_sizes_left_out_follow_from_those_given():

@@ -19,6 +19,8 @@ from numbers import Integral, Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from jaxformer.errors import ConfigError
 
 
@@ -78,11 +80,15 @@ def check_fields(config: Any) -> None:
     """Raises `ConfigError` for a value that its field's annotation excludes.
 
     int, float (finite), bool, str, None, dataclasses, `Literal`, the annotated types above, tuples
-    of one of these such as `tuple[Count, ...]`, and unions of these are checked.
+    of one of these such as `tuple[Count, ...]`, and unions of these are checked. A number of NumPy
+    becomes Python's.
     """
     cls: Any = type(config)
     for name, kind in _hints(cls).items():
         value = getattr(config, name)
+        if isinstance(value, np.generic):  # as np.linspace gives them
+            value = value.item()
+            object.__setattr__(config, name, value)
         kinds = alternatives(kind)
         mistakes = [_mistake(value, one) for one in kinds]
         if all(mistakes):

@@ -16,6 +16,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from jaxformer.config.checks import is_union
 from jaxformer.config.import_names import import_by_name, is_import_name, name_of
 from jaxformer.errors import ConfigError
@@ -79,6 +81,8 @@ def to_plain(value: Any, kind: Any = None) -> Any:
         return {str(key): to_plain(item) for key, item in value.items()}
     if isinstance(value, Path):
         return str(value)
+    if isinstance(value, np.generic):
+        return to_plain(value.item())
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(f"{value!r} cannot be written to config.json: use plain values")

@@ -1,7 +1,7 @@
 """Shared by the pipelines: batches of few shapes, checks of texts, a model as step function."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -59,7 +59,8 @@ def check_inputs(loaded: Any, texts: Any, *kinds: type) -> tuple[list[Any], Toke
     source, target = loaded.tokenizer, loaded.target_tokenizer
     source = check_tokenizer(source, config.source_vocab_size or config.vocab_size)
     target = check_tokenizer(source if target is None else target, config.vocab_size)
-    if isinstance(texts, bytes) or not isinstance(texts, Iterable):
+    # A set has no order, in which results could be given.
+    if isinstance(texts, bytes | Set | Mapping) or not isinstance(texts, Iterable):
         raise DataError(
             f"the texts are of the type {type(texts).__name__}, but must be a string or a list of "
             "strings"

@@ -175,6 +175,7 @@ def test_overrides_name_parts_and_their_fields_in_any_order():
 def test_a_file_changes_the_preset_and_options_change_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('preset = "multi30k"\nrate = 1\n[model]\nnum_heads = 4\npositions = "Rotary"\n')
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())  # as editors on Windows save it
     expected = Train(Model(32, 4, Rotary()), steps=7, rate=1.0)
     assert cli.parse(PRESETS, ["--steps", "7", "--config", str(path)]) == expected
     assert cli.parse(PRESETS, ["--config", str(path), "--preset", "tiny"]).steps == 100

@@ -56,13 +56,14 @@ def test_a_score_of_ones_own_loss_that_is_not_there_is_refused_at_the_evaluation
 def test_training_stops_when_the_score_has_not_improved_for_so_many_evaluations():
     for metric, scores in (
         (StoppingMetric("validation_bleu", -1.0), (17.0, 31.0, 30.5, 29.0)),
+        (StoppingMetric("validation_bleu", -1.0), (0.0, 0.0, 0.0, 0.0, 31.0, 30.5, 29.0)),
         (StoppingMetric("validation_loss", 1.0), (3.0, 2.5, 2.75, 2.6)),
     ):
         stopping = EarlyStopping()
         for step, score in enumerate(scores):
             assert not stopping.should_stop(2)
             stopping = stopping.update(metric.of({metric.name: score}), step)
-        assert stopping.should_stop(2) and stopping.best == metric.sign * scores[1]
+        assert stopping.should_stop(2) and stopping.best == metric.sign * scores[-3]
     assert metric.describe_best(stopping) == "best loss 2.5000"
 
 

@@ -133,7 +133,7 @@ def conversation(asked: str, answer: str) -> list[dict[str, str]]:
 def files(tmp_path_factory):
     """A file of examples for each kind of task."""
     place = tmp_path_factory.mktemp("examples")
-    (place / "spans.json").write_text(json.dumps(QUESTIONS))
+    (place / "spans.json").write_text(json.dumps(QUESTIONS), encoding="utf-8-sig")
     lines = {"classification": LABELLED, "pairs": PAIRS}
     found = {"spans": str(place / "spans.json")}
     for kind, rows in lines.items():

@@ -152,7 +152,7 @@ def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_pa
         assert order["begun", number + 1] < order["read", number]
 
 
-def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(tmp_path):
+def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(tmp_path, capsys):
     scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0])
 
     def scripted_score(params, step):
@@ -163,6 +163,7 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
         run = replace(run, watched=StoppingMetric("validation_bleu", -1.0))
         fit(run, STEP, first_state(), task_of(scripted_score))
         assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
+        assert "better in 3 evaluations: training ends at step 5 of" in capsys.readouterr().out
         best = checkpoints.restore_params(2)
 
         def validate(params, step):

@@ -215,6 +215,25 @@ def test_the_command_line_continues_a_run_with_its_settings_under_a_new_name(par
     assert "leave out --config, --preset and --continue_from" in capsys.readouterr().err
 
 
+def test_an_option_that_the_weights_to_start_from_decide_is_refused_where_it_differs(
+    parent, capsys
+):
+    def parsed(words):
+        words = [*words.split(), "--init_from", f"{parent}@3"]
+        return cli.parse(PRESETS, words, experiment="language_modelling")
+
+    assert parsed("--model.d_model 16 --model.dropout_rate 0.25").model.dropout_rate == 0.25
+    for words, said in (
+        ("--model.d_model 32", "model.d_model is 32 here, but 16 in"),
+        ("--model.positions sinusoidal", "model.positions.type is"),
+        ("--data.tokenizer words", 'data.tokenizer is "words" here, but'),
+    ):
+        with pytest.raises(SystemExit):
+            parsed(words)
+        err = capsys.readouterr().err
+        assert said in err and "weights this run starts from: leave the option out" in err
+
+
 @pytest.mark.slow
 def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_path):
     config = translation_config(tmp_path, name="first")

@@ -182,6 +182,12 @@ def test_a_function_that_gives_no_pairs_is_named_with_what_it_gave(name, said):
         sources.read_both(f"{__name__}:{name}", ("source", "target"))
 
 
+def test_a_file_that_is_there_is_no_function_whatever_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "wmt:train").write_text("a dog\n")
+    assert list(sources.read_texts("wmt:train", "text")) == ["a dog"]
+
+
 def test_a_file_is_what_it_holds_and_is_another_text_if_it_is_read_in_another_way(tmp_path):
     lines = "".join(json.dumps({"text": text}) + "\n" for text in ("sun", "moon"))
     cache = TextCache(tmp_path / "texts")

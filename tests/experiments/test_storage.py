@@ -16,7 +16,11 @@ from tests import buckets
 from tests.experiments.test_text_cache import Making
 
 
-def test_a_local_path_is_that_of_pathlib_and_keeps_its_name(tmp_path):
+def test_a_local_path_is_that_of_pathlib_and_keeps_its_name(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for read in (to_path, storage.to_local_path):
+        assert read("~/runs") == tmp_path / "runs" and read("a/~") == Path("a/~")
+        assert read("~backup/runs") == Path("~backup/runs")
     assert type(to_path(tmp_path)) is type(tmp_path) and to_path("runs/../a") == Path("runs/../a")
     assert run_files.local_copy(tmp_path / "a") == tmp_path / "a"
     with storage.written_here(tmp_path / "new") as folder:

@@ -226,11 +226,19 @@ def test_cells_have_readable_names_that_differ(config):
     ]
     own = sweeping.name_cells(config, variants(), 2)
     assert list(own) == ["b1=0.8,seed=5", "b2=0.7,seed=0", "b2=0.7,seed=1"]
+    widths = sweeping.grid({"model.d_ff": np.arange(32, 65, 32)})
+    assert list(sweeping.name_cells(config, widths, 1)) == ["d_ff=32,seed=0", "d_ff=64,seed=0"]
     text = [{"training.block": "a.b:C", "data.train": ["x/y.txt", "z"], "mesh": ""}]
     (name,) = sweeping.name_cells(config, text, 1)
     assert name == "block=a.b-C,train=x-y.txt-z,mesh=none,seed=0"
     with pytest.raises(ConfigError, match="two cells would be named b1=0.5,seed=0"):
         sweeping.name_cells(config, [{"optimizer.b1": 0.5}, {"optimizer.b1": 0.5}], 1)
+    for seeds in (0, [3, 5]):
+        with pytest.raises(ConfigError, match="must be the number of seeds: for certain ones vary"):
+            sweeping.name_cells(config, [{}], seeds)
+    for values in (32, "rotary"):
+        with pytest.raises(ConfigError, match="model.d_ff is to vary over .* give a list of its"):
+            list(sweeping.grid({"model.d_ff": values}))
 
 
 def test_values_of_the_command_line_have_the_types_of_their_fields(config):

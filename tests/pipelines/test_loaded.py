@@ -80,8 +80,10 @@ def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use,
         use(other, line)
     with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
         use(loaded, [])
-    with pytest.raises(DataError, match="the texts are of the type int, but must be a string or"):
-        use(loaded, 5)
+    for given, kind in ((5, "int"), ({line}, "set"), ({line: line}, "dict")):
+        said = f"the texts are of the type {kind}, but must be a string or"
+        with pytest.raises(DataError, match=said):
+            use(loaded, given)
     with pytest.raises(ConfigError, match="the tokenizer is None: give the one"):
         use(jf.Loaded(loaded.model, loaded.params), line)
     large = train_characters(["abcdefghijklmnopq"])

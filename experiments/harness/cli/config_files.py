@@ -62,7 +62,7 @@ def read_object(path: Path) -> dict[str, Any]:
     if path.suffix not in (".json", ".toml"):
         raise ConfigError(f"{path} is neither a .json nor a .toml file, nor the folder of a run")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
         content = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -85,7 +85,10 @@ def with_fields(config: T, fields: dict[str, Any], path: Path) -> T:
 
 
 def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
-    """The dataclass `config` with other values of some fields, given by their dotted names."""
+    """The dataclass `config` with other values of some fields, given by their dotted names.
+
+    Raises `ConfigError` for a value that does not fit, or that the weights to start from decide.
+    """
     kinds = settings(config)
     nested: dict[str, Any] = {}
     for name in sorted(overrides):  # the name of a part before its fields
@@ -96,7 +99,34 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
                 inner[word] = {"type": inner[word]}
             inner = inner.setdefault(word, {})
         inner[last] = to_plain(overrides[name], kinds.get(name))
-    return from_plain(type(config), _merged(to_plain(config), nested))
+    changed = from_plain(type(config), _merged(to_plain(config), nested))
+    _refuse_what_a_parent_decides(changed, overrides)
+    return changed
+
+
+def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a given option that the run or folder to start from sets otherwise.
+
+    Sizes, parts and tokenizer are those of its weights.
+    """
+    parent = getattr(config, "init_from", "") or getattr(config, "continue_from", "")
+    folder = split_step(parent)[0]
+    names = [name for name in given if name.startswith("model.") or name == "data.tokenizer"]
+    if not (parent and names and folder.is_dir()):
+        return
+    from jaxformer.pretrained.model_specs import TRAINING_ONLY  # nothing else needs it
+
+    ours = flat(to_plain(config))
+    theirs = flat(read_object(folder))
+    for name in names:
+        keys = [key for key in ours if key == name or key.startswith(f"{name}.")]
+        wrong = [key for key in keys if ours[key] != theirs.get(key)]
+        if wrong and name.removeprefix("model.") not in TRAINING_ONLY:
+            there = theirs.get(wrong[0], "another value")
+            raise ConfigError(
+                f"{wrong[0]} is {ours[wrong[0]]} here, but {there} in {folder}, whose "
+                "weights this run starts from: leave the option out"
+            )
 
 
 def with_options(presets: Mapping[str, Any], kind: Callable[..., T]) -> dict[str, T]:

@@ -58,7 +58,10 @@ class Sweep(NamedTuple):
 
 
 def grid(vary: Mapping[str, Sequence[Any]]) -> Iterator[Overrides]:
-    """Each combination of the values of each setting."""
+    """Each combination of the values of each setting; `ConfigError` for what is no list."""
+    for name, values in vary.items():
+        if isinstance(values, str) or not isinstance(values, Iterable):
+            raise ConfigError(f"{name} is to vary over {values!r}: give a list of its values")
     for values in itertools.product(*vary.values()):
         yield dict(zip(vary, values, strict=True))
 
@@ -84,6 +87,10 @@ def name_cells(
     `learning_rate=0.001,seed=0`. Raises `ConfigError` for an unknown setting and for two cells of
     one name.
     """
+    if not isinstance(seeds, int) or seeds < 1:
+        raise ConfigError(
+            f"seeds={seeds!r}, but it must be the number of seeds: for certain ones vary {_SEED}"
+        )
     first = config.training.seed
     cells: list[Overrides] = [
         {**variant, _SEED: seed}

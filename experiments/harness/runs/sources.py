@@ -65,8 +65,8 @@ def is_record_file(path: str | os.PathLike[str]) -> bool:
 
 
 def is_file(name: str) -> bool:
-    """Whether `name` is that of a file."""
-    return not (name.startswith("hf:") or is_import_name(name))
+    """Whether `name` is that of a file; one that is there may look like another name."""
+    return os.path.isfile(name) or not (name.startswith("hf:") or is_import_name(name))
 
 
 def is_plain(name: str) -> bool:

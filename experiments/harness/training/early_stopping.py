@@ -35,8 +35,11 @@ class EarlyStopping(NamedTuple):
         return EarlyStopping(metric, step, self.best, self.since_best + 1)
 
     def should_stop(self, patience: int) -> bool:
-        """Whether the metric has not fallen for `patience` evaluations (never, when 0)."""
-        return 0 < patience <= self.since_best
+        """Whether the metric has not fallen for `patience` evaluations (never, when 0).
+
+        A best of 0, the BLEU of a model that has not yet learned words, says nothing.
+        """
+        return 0 < patience <= self.since_best and self.best != 0
 
     def metric_at(self, step: int) -> float | None:
         """The metric of `step`, or None where it was not evaluated."""

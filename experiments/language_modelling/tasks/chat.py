@@ -84,7 +84,7 @@ def facts(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Any
     if not config.task.chat_template:
         return template
     try:
-        source = Path(config.task.chat_template).read_text(encoding="utf-8")
+        source = Path(config.task.chat_template).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         name = config.task.chat_template
         raise DataError(f"{name}: cannot read the file: {error}") from error

@@ -27,7 +27,7 @@ def read_questions(path: str) -> list[Question]:
     Raises `DataError` for a file of another form, and for an answer that is not in its context.
     """
     try:
-        articles = json.loads(Path(path).read_text(encoding="utf-8"))["data"]
+        articles = json.loads(Path(path).read_text(encoding="utf-8-sig"))["data"]
         questions = [
             _question(paragraph["context"], item)
             for article in articles
