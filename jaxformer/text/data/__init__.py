@@ -24,7 +24,6 @@ from jaxformer.text.data.tokens import (
     encode_documents,
     encode_pairs,
     open_tokens,
-    write_parts,
     write_tokens,
 )
 
@@ -52,6 +51,5 @@ __all__ = [
     "read_lines",
     "read_pairs",
     "read_tab_pairs",
-    "write_parts",
     "write_tokens",
 ]

@@ -213,20 +213,17 @@ def select_rows(selection: RowSelection, count: int) -> Int64[np.ndarray, " W"]:
     return selected
 
 
+def check_at_least(least: int, **numbers: int) -> None:
+    """Raises `ConfigError` naming the first of `numbers` that is below `least`.
+
+    It says so as a configuration's fields do, whose checks need JAX.
+    """
+    for name, value in numbers.items():
+        if value < least:
+            raise ConfigError(f"{name}={value}, but it must be at least {least}")
+
+
 def check_seed(seed: int) -> None:
-    """Raises `ConfigError` unless `seed` is 0 to 2^64 - 1."""
-    if not 0 <= seed < 1 << 64:
-        raise ConfigError(f"seed must be 0 to 2^64 - 1, got {seed}")
-
-
-def check_step(step: int) -> None:
-    """Raises `ConfigError` for a negative `step`."""
-    if step < 0:
-        raise ConfigError(f"step must be 0 or more, got {step}")
-
-
-def check_positive(**settings: int) -> None:
-    """Raises `ConfigError` naming the first of `settings` that is below 1."""
-    for name, value in settings.items():
-        if value < 1:
-            raise ConfigError(f"{name} must be at least 1, got {value}")
+    """Raises `ConfigError` unless `seed` has 32 bits, as those of JAX have."""
+    if not 0 <= seed < 1 << 32:
+        raise ConfigError(f"seed={seed}, but it must be in [0, {1 << 32})")

@@ -10,7 +10,7 @@ from jaxformer.text.data.batches import (
     MaskedBatch,
     RowSelection,
     all_rows,
-    check_positive,
+    check_at_least,
     check_seed,
     select_rows,
 )
@@ -60,7 +60,7 @@ class MaskedStream:
         mask_prob: float = 0.15,
         next_sentence: bool = False,
     ) -> None:
-        check_positive(batch_size=batch_size)
+        check_at_least(1, batch_size=batch_size)
         check_seed(seed)
         if not 0 < mask_prob < 1:
             raise ConfigError(f"mask_prob must be between 0 and 1, got {mask_prob}")

@@ -11,9 +11,8 @@ from jaxformer.text.data.batches import (
     PairBatch,
     RowSelection,
     all_rows,
-    check_positive,
+    check_at_least,
     check_seed,
-    check_step,
     select_rows,
 )
 from jaxformer.text.data.tokens import Tokens
@@ -87,7 +86,7 @@ class PairBatches:
         epoch), where epoch = step // steps_per_epoch. Only the rows that `rows` selects are read
         and returned.
         """
-        check_step(step)
+        check_at_least(0, step=int(step))
         epoch, index = divmod(int(step), self.steps_per_epoch)
         pairs, batches = self._order(epoch)
         bucket, start, stop = self._plan[batches[index]]
@@ -194,7 +193,8 @@ def plan_buckets(
     source, target = np.asarray(source_lengths), np.asarray(target_lengths)
     if source.shape != target.shape or source.size == 0:
         raise DataError(f"buckets need pairs: got {source.size} and {target.size} lengths")
-    check_positive(
+    check_at_least(
+        1,
         batch_tokens=batch_tokens,
         buckets=buckets,
         pad_to_multiple=pad_to_multiple,

@@ -12,9 +12,8 @@ from jaxformer.text.data.batches import (
     RowSelection,
     StreamBatch,
     all_rows,
-    check_positive,
+    check_at_least,
     check_seed,
-    check_step,
     select_rows,
 )
 from jaxformer.text.data.tokens import Tokens
@@ -50,7 +49,7 @@ class Stream:
         seed: int,
         isolate_documents: bool,
     ) -> None:
-        check_positive(batch_size=batch_size, seq_len=seq_len)
+        check_at_least(1, batch_size=batch_size, seq_len=seq_len)
         check_context(tokens, seq_len + 1, f"seq_len {seq_len} and the label after it")
         self.tokens = tokens
         self.batch_size = batch_size
@@ -94,7 +93,7 @@ def iterate_once(
     seq_len, `DataError` for fewer than two ids.
     """
     stride = seq_len if stride is None else stride
-    check_positive(batch_size=batch_size, seq_len=seq_len)
+    check_at_least(1, batch_size=batch_size, seq_len=seq_len)
     if not 1 <= stride <= seq_len:
         raise ConfigError(f"stride must be 1 to seq_len ({seq_len}), got {stride}")
     check_context(tokens, 2, "a token and the label after it")
@@ -172,7 +171,7 @@ class ShuffledWindows:
         self, step: int, rows: Int64[np.ndarray, " W"]
     ) -> tuple[Int64[np.ndarray, " W"], Int64[np.ndarray, " W"]]:
         """First item and number of items of the windows in the `rows` of `step`."""
-        check_step(step)
+        check_at_least(0, step=int(step))
         epoch, index = divmod(int(step), self.steps_per_epoch)
         phase, *keys = random_bits(self.seed, epoch, 0, 1 + _ROUNDS)
         places = index * self.batch_size + rows

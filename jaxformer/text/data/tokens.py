@@ -138,10 +138,10 @@ def write_tokens(
     Two bytes an id up to a vocabulary of 65,536, four above. Raises `DataError` for an id
     outside 0 to vocab_size - 1, `ConfigError` for a vocabulary of more than 2^31 ids.
     """
-    return write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
+    return _write_parts(path, ((row, True) for row in sequences), vocab_size=vocab_size)
 
 
-def write_parts(
+def _write_parts(
     path: str | os.PathLike[str],
     parts: Iterable[tuple[Sequence[int] | np.ndarray, bool]],
     *,
@@ -303,7 +303,7 @@ def _write_encoded(
             if progress is not None:
                 progress(done)
 
-    tokens = write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
+    tokens = _write_parts(path, parts(), vocab_size=tokenizer.vocab_size)
     shutil.rmtree(kept, ignore_errors=True)
     return tokens
 
