@@ -1,12 +1,11 @@
 """Memory and time of a training: `python -m experiments.plan EXPERIMENT --preset NAME`.
 
-EXPERIMENT is translation or language_modelling. Compiles the step, validation and decoding without
-text, weights or devices. The options are those of its train, and --target h100x8 or v5e:4x4.
---compiler cpu estimates; tpu and cuda are the targets' own compilers.
+EXPERIMENT is translation, language_modelling, or the module of your own train.py. Compiles the
+step, validation and decoding without text, weights or devices. The options are those of its train,
+and --target h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own.
 """
 
 import contextlib
-import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -18,9 +17,8 @@ import jax
 
 from experiments import registry
 from experiments.harness import cli, planning
-from experiments.harness.planning import Compiler, PlannedTraining
+from experiments.harness.planning import Compiler
 from jaxformer.distributed import parse_mesh
-from jaxformer.errors import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +26,7 @@ class PlanOptions:
     """The devices that a run is planned for, and the compiler."""
 
     experiment: str = ""
-    """translation or language_modelling; it stands first, without --experiment."""
+    """translation, language_modelling, or the module of your own; without --experiment."""
     target: str = "h100"
     """The devices: h100, h100x8, v5e (one chip), v5e:4x4, 2xv5e:4x4 (slices); without a number as
     many as the mesh."""
@@ -41,19 +39,9 @@ class PlanOptions:
         planning.check_compiler(self.compiler, planning.parse_target(self.target))
 
 
-def training_of(experiment: str) -> PlannedTraining:
-    """The `PlannedTraining` of an experiment's module `plan`."""
-    if experiment not in registry.names():
-        raise ConfigError(
-            f"experiment={experiment!r}: give {' or '.join(registry.names())} first, as in python "
-            "-m experiments.plan translation --target h100"
-        )
-    return importlib.import_module(f"experiments.{experiment}.plan").TRAINING
-
-
 def presets_of(experiment: str) -> dict[str, Any]:
     """The presets of an experiment with `PlanOptions` as further fields."""
-    presets = training_of(experiment).presets
+    presets = registry.planned(experiment).presets
     base = type(next(iter(presets.values())))
     kind = make_dataclass(f"Planned{base.__name__}", (), bases=(PlanOptions, base), frozen=True)
     return cli.with_options(presets, kind)
@@ -66,7 +54,7 @@ def main(config: Any) -> None:
     for a mesh that does not fit the devices, the batch or the parameters, and `MissingExtra`
     without the target's compiler.
     """
-    training = training_of(config.experiment)
+    training = registry.planned(config.experiment)
     config = training.prepare(config)
     target = planning.parse_target(config.target)
     count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
@@ -109,8 +97,8 @@ def _version(compiler: Compiler) -> str:
 
 
 def _presets(arguments: Sequence[str]) -> dict[str, Any]:
-    """The presets of the experiment that the first of `arguments` names; none: of no experiment."""
-    first = next(iter(arguments), "--help")
+    """The presets of the experiment that `arguments` name; none: of no experiment."""
+    first = registry.named_in(arguments)
     return {"default": PlanOptions()} if first in ("-h", "--help") else presets_of(first)
 
 

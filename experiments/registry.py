@@ -1,59 +1,40 @@
-"""The experiments, by name: the one place that lists them.
+"""Experiments, by name or by the path of their module.
 
-An experiment is a module with a `train` function and `PRESETS`, such as
-`experiments.translation.train`. One of your own needs no entry: its module is its name, as in
-`python -m experiments.sweep my_package.train --seeds 3`, and `register` gives it a shorter one.
+An experiment is a module with five names: `EXPERIMENT` (its runs are in RUNS/EXPERIMENT),
+`PRESETS` (named configurations of one class; the first is the default), `train` (a function of a
+configuration and `loggers`), `planned` (what `experiments.plan` compiles, a `PlannedTraining`) and
+`page_contents` (what a page shows of a run besides scores and curves). The last two may be missing;
+those of the experiments here stand in modules `plan` and `page`. One of your own needs no entry:
+its path is its name, as in `python -m experiments.sweep my_package.train --seeds 3`.
 """
 
 import importlib
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
 
-from experiments.harness.runs.checkpoint_selection import TrainResult
 from jaxformer.errors import ConfigError
 
-_MODULES = {
+NAMES = {
     "translation": "experiments.translation.train",
     "language_modelling": "experiments.language_modelling.train",
     "finetuning": "experiments.language_modelling.finetune",
 }
+"""Short names of the experiments that are here."""
 
 
-class Experiment(NamedTuple):
-    """An experiment: how its runs are configured and trained."""
-
-    name: str
-    """Its runs are in RUNS/NAME."""
-    presets: Mapping[str, Any]
-    """Named configurations, all of one class; the first is the default."""
-    train: Callable[..., TrainResult]
-    """A function of a configuration and `loggers` that trains, and resumes, a run."""
-
-    @property
-    def config(self) -> type:
-        """The class of the configurations."""
-        return type(next(iter(self.presets.values())))
+def named_in(args: Sequence[str]) -> str:
+    """The experiment among the words of a command: a known name, else the first word."""
+    known = (word for word in args if word in NAMES)
+    return next(known, next(iter(args), "--help"))
 
 
-def names() -> tuple[str, ...]:
-    """The names of all registered experiments."""
-    return tuple(_MODULES)
-
-
-def register(name: str, module: str) -> None:
-    """Makes the experiment in `module` known as `name`."""
-    _MODULES[name] = module
-
-
-def find(name: str) -> Experiment:
-    """The experiment that is registered as `name`, or that is in the module `name`.
-
-    Raises `ConfigError` where there is none.
-    """
-    path = _MODULES.get(name, name)
+def find(name: str) -> ModuleType:
+    """The experiment called `name`, or in the module `name`; `ConfigError` where there is none."""
+    path = NAMES.get(name, name)
     if "." not in path:
         raise ConfigError(
-            f"experiment={name!r} is unknown: give {', '.join(names())}, or the module of your own "
+            f"experiment={name!r} is unknown: give {', '.join(NAMES)}, or the module of your own "
             "as package.module"
         )
     try:
@@ -68,15 +49,47 @@ def find(name: str) -> Experiment:
     for word in ("EXPERIMENT", "PRESETS", "train"):
         if not hasattr(module, word):
             raise ConfigError(f"experiment={name!r}: the module {path} has no {word}: define it")
-    return Experiment(module.EXPERIMENT, module.PRESETS, module.train)
+    return module
 
 
-def of_config(config: Any) -> Experiment:
-    """The registered experiment of the run `config`; `ConfigError` where there is none."""
-    for name in names():
-        experiment = find(name)
-        if type(config) is experiment.config:
-            return experiment
+def config_class(module: ModuleType) -> type:
+    """The class of the configurations of an experiment."""
+    return type(next(iter(module.PRESETS.values())))
+
+
+def planned(name: str) -> Any:
+    """What `plan` compiles of an experiment; `ConfigError` for one that says nothing of it."""
+    module = find(name)
+    found = _part(module, "planned", "plan")
+    if found is None:
+        raise ConfigError(
+            f"experiment={name!r}: {module.__name__} has no `planned`: define it, a PlannedTraining"
+        )
+    return found
+
+
+def page_contents(name: str) -> Callable[..., Any] | None:
+    """The function that makes an experiment's part of a page; None where it has none."""
+    return _part(find(name), "page_contents", "page")
+
+
+def _part(module: ModuleType, word: str, beside: str) -> Any:
+    """The value `word` of an experiment, or of the module next to it; None where it has none."""
+    if hasattr(module, word) or not module.__name__.startswith("experiments."):
+        return getattr(module, word, None)
+    path = f"{module.__name__.rpartition('.')[0]}.{beside}"
+    if path == f"{__package__}.language_modelling.{beside}" and module.EXPERIMENT == "finetuning":
+        return None
+    return getattr(importlib.import_module(path), word, None)
+
+
+def of_config(config: Any) -> ModuleType:
+    """The experiment of the run `config`; `ConfigError` where none of those here has it."""
+    for name in NAMES:
+        module = find(name)
+        if type(config) is config_class(module):
+            return module
     raise ConfigError(
-        f"{type(config).__name__} belongs to no experiment ({', '.join(names())}): register it"
+        f"{type(config).__name__} belongs to no experiment ({', '.join(NAMES)}): give the module "
+        "of yours as experiment"
     )

@@ -9,13 +9,13 @@
 A folder stands for all runs below it; WORD --help shows the options of a word.
 """
 
-import importlib
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments import registry
 from experiments.harness import cli
 from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
@@ -97,6 +97,8 @@ class PageOptions(Checked):
 
     runs: tuple[str, ...] = ()
     """Folder of a run, of a model of transformers, or of a sweep; several are compared."""
+    experiment: str = ""
+    """The module of your own experiment, whose part the page shows; empty: known by the folder."""
     output: str = ""
     """File of the page; empty: report.html in the folder, comparison.html for several."""
     metric: str = ""
@@ -174,7 +176,7 @@ def page(options: PageOptions) -> None:
     output = folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html")
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
         chosen = RunOptions(str(folders[0]), checkpoint=options.checkpoint, step=options.step)
-        contents = _page_contents(folders[0])
+        contents = _page_contents(folders[0], options.experiment)
         shown = pages.run_page(folders[0], contents and contents(folders[0], chosen, options.text))
     else:
         shown = pages.runs_page(options.runs, options.metric, options.baseline)
@@ -219,18 +221,14 @@ def _write(path: Path, text: str) -> None:
     print(f"see {path} ({len(text.encode()):,} bytes)")
 
 
-def _page_contents(folder: Path) -> Callable[..., pages.Contents] | None:
-    """The function that makes the experiment's part of a page; None where it has none."""
-    experiment = experiment_of(folder)
+def _page_contents(folder: Path, experiment: str) -> Callable[..., pages.Contents] | None:
+    """The function that makes the part of a page of `experiment` (empty: the run's folder's)."""
+    experiment = experiment or experiment_of(folder)
     if is_pretrained(folder):
         seq2seq = read_json(folder / "config.json").get("is_encoder_decoder")
         experiment = "translation" if seq2seq else "language_modelling"
-    try:
-        return importlib.import_module(f"experiments.{experiment}.page").contents
-    except ModuleNotFoundError as error:
-        if not f"experiments.{experiment}.page".startswith(str(error.name)):
-            raise
-        return None
+    known = experiment in registry.NAMES or "." in experiment
+    return registry.page_contents(experiment) if known else None
 
 
 def _describe(folder: Path) -> list[str]:

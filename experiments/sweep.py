@@ -47,9 +47,10 @@ class SweepOptions(Checked):
 def presets_of(name: str) -> dict[str, Any]:
     """The presets of an experiment, by its name or module, with the options of a sweep."""
     experiment = registry.find(name)
-    bases, words = (SweepOptions, experiment.config), {"__doc__": "Cells, and what they share."}
+    bases = SweepOptions, registry.config_class(experiment)
+    words = {"__doc__": "Cells, and what they share."}
     kind = make_dataclass("Sweep", [], bases=bases, namespace=words, frozen=True)
-    return cli.with_options(experiment.presets, kind)
+    return cli.with_options(experiment.PRESETS, kind)
 
 
 def sweep(
@@ -72,7 +73,7 @@ def sweep(
     """
     trained = registry.find(experiment) if experiment else registry.of_config(config)
     base = build.with_values(replace(config, name=name), **values)
-    opened = _open(base, trained.name, vary or {}, cells, seeds)
+    opened = _open(base, trained.EXPERIMENT, vary or {}, cells, seeds)
     sweeping.run_cells(opened, partial(trained.train, loggers=tuple(loggers)))
     results = {cell: opened.result(cell) for cell in opened.cells}
     return {cell: result for cell, result in results.items() if result is not None}
@@ -81,11 +82,11 @@ def sweep(
 def open_cells(options: Any) -> Sweep:
     """The sweep of the command with `options`, created or opened again."""
     experiment = registry.find(options.experiment)
-    kind = experiment.config
+    kind = registry.config_class(experiment)
     config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
     variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
     vary = sweeping.read_vary(config, options.vary)
-    return _open(config, experiment.name, vary, variants, options.seeds)
+    return _open(config, experiment.EXPERIMENT, vary, variants, options.seeds)
 
 
 def main(options: Any) -> None:
@@ -167,8 +168,8 @@ def _raise_failures(opened: Sweep, cells: Iterable[str]) -> None:
 
 
 def _presets(args: Sequence[str]) -> Mapping[str, Any]:
-    """The presets of the experiment that the first of `args` names; without `args` no run's."""
-    first = next(iter(args), "--help")
+    """The presets of the experiment that `args` name; without `args` no run's."""
+    first = registry.named_in(args)
     return {"default": SweepOptions()} if first in ("-h", "--help") else presets_of(first)
 
 

@@ -22,7 +22,7 @@ _NEW_TOKENS = 50
 """Tokens that continue a text, where the run has no samples."""
 
 
-def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
+def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
     """The samples of the run, and `texts`, or its prompts, with their attention.
 
     The folder may also be a language model of `transformers`, which needs `texts`.

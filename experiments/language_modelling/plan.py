@@ -87,7 +87,7 @@ def _lower_sampling(
         return continue_texts.lower(model, params, state, np.zeros(rows, bool), number, number)
 
 
-TRAINING = PlannedTraining(
+planned = PlannedTraining(
     presets=PRESETS,
     prepare=with_pretrained_sizes,
     batch=batch_of,

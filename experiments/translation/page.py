@@ -18,7 +18,7 @@ _SENTENCES = 5
 """Samples that are shown with their attention."""
 
 
-def contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
+def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
     """The samples of the run, and `texts`, or the first samples, with their attention.
 
     The folder may also be an encoder-decoder of `transformers`, which needs `texts`.

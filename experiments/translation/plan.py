@@ -91,7 +91,7 @@ def _pairs(source: int, target: int, rows: int) -> PairBatch:
     )
 
 
-TRAINING = PlannedTraining(
+planned = PlannedTraining(
     presets=PRESETS,
     prepare=with_parent,
     batch=batch_of,

@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from experiments import plan, results
+from experiments import plan, registry, results
 from experiments.harness import cli, planning
 
 pytestmark = pytest.mark.compiler
@@ -73,7 +73,7 @@ def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu
         "--experiment language_modelling --preset gpt2_124m --target v5e --compiler tpu".split(),
     )
     (devices,) = tpu_devices("v5e:1x1")[:1]
-    step = planning.compile_step(config, plan.training_of("language_modelling"), [devices])
+    step = planning.compile_step(config, registry.planned("language_modelling"), [devices])
     specs = [call.spec for call in step.attention]
     cycles = planning.step_time(step.program, "v5e", specs).cycles
     lines = results.read(results.ROOT / "benchmarks" / results.FILE)

@@ -14,7 +14,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from experiments.harness.planning import PlannedTraining
+from experiments.harness.results.pages import Contents
+from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.harness.training.build import loss_sums
+from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling.presets import DataConfig, OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.text.data import StreamBatch
@@ -89,6 +93,26 @@ def score(run, loaded, data):
     loss = evaluate(loaded, data.validation).scores["validation_loss"]
     digest = data.validation.fingerprint
     run.write_scores({"text": "validation", "text_sha256": digest, "loss": loss})
+
+
+planned = PlannedTraining(
+    presets=PRESETS,
+    prepare=lambda config: config,
+    batch=lambda config: Sequences(config.data.batch_size, 0).batch(0),
+    build_model=build_model,
+    assemble=make_init_and_step,
+    flops=lambda config: causal_flops(config.model, config.data.batch_size, 2 * LENGTH),
+    tokens=lambda config: config.data.batch_size * 2 * LENGTH,
+    others=lambda *_: {},
+)
+
+
+def page_contents(folder, options, texts=()):
+    """The weights, and a sequence with its reverse."""
+    config = run_folder.load_config(folder, LanguageConfig)
+    params = checkpoint_selection.load(folder, config.training, options)
+    tokens = Sequences(2, 0).batch(0).tokens.tolist()
+    return Contents(params, [], {"sequence and its reverse": list(map(str, tokens))})
 '''
 EDITS = {
     'EXPERIMENT = "language_modelling"\n': 'EXPERIMENT = "reverse"\n' + DATA,
@@ -98,6 +122,10 @@ EDITS = {
     inspect.getsource(original.score): "",
 }
 """Text of train.py -> text of the copy."""
+
+
+LINES = (DATA + SCORES).count("\n")
+"""Lines of the copy that are its own."""
 
 
 def write_copy(folder: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from experiments import registry, sweep
 from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.cli.help_text import suggestion
@@ -230,10 +231,24 @@ def test_resume_takes_the_settings_the_name_and_the_place_of_a_run(tmp_path, mon
     assert "mine is not a run of other: it is not in a folder other/" in capsys.readouterr().err
 
 
-def test_first_arguments_without_a_name_are_those_of_the_positional_option():
-    presets = {"default": make_dataclass("Two", [("runs", tuple[str, ...], ())], frozen=True)()}
-    assert cli.parse(presets, ["a", "b"], positional="runs").runs == ("a", "b")
+def test_arguments_without_a_name_stand_before_or_after_options():
+    fields = [("runs", tuple[str, ...], ()), ("metric", str, ""), ("int8", bool, False)]
+    presets = {"default": make_dataclass("Two", fields, frozen=True)()}
+    for words in ("a b --metric x", "--metric x a b", "a --metric x b", "--int8 a b --metric x"):
+        found = cli.parse(presets, words.split(), positional="runs")
+        assert found.runs == ("a", "b") and found.metric == "x", words
+        assert found.int8 == ("--int8" in words)
     assert cli.parse(presets, ["--runs", "a"], positional="runs").runs == ("a",)
+    assert cli.parse(presets, ["--preset", "default", "a"], positional="runs").runs == ("a",)
+
+
+def test_an_experiment_is_found_before_or_after_options():
+    assert registry.named_in(["--seeds", "3", "translation"]) == "translation"
+    assert registry.named_in(["my.train", "--seeds", "3"]) == "my.train"
+    options = cli.parse(
+        sweep.presets_of("translation"), ["--seeds", "3", "translation"], positional="experiment"
+    )
+    assert (options.experiment, options.seeds) == ("translation", 3)
 
 
 @pytest.mark.parametrize(

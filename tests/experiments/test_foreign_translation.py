@@ -217,7 +217,7 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
 
 
 def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder):
-    contents = page.contents(folder, FINAL, ("a b c",))
+    contents = page.page_contents(folder, FINAL, ("a b c",))
     (sentence,) = contents.sentences
     cross, encoder, decoder = sentence.views
     assert encoder.query_tokens == cross.key_tokens == ["a", "b", "c", "</s>"]
@@ -226,4 +226,4 @@ def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder)
     best = translate(load_translator(folder), "a b c")
     assert sentence.text == f"a b c = {best}" and contents.samples["model"] == [best]
     with pytest.raises(ConfigError, match="without samples: give --text"):
-        page.contents(folder, FINAL)
+        page.page_contents(folder, FINAL)

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import plan
+from experiments import registry
 from experiments.examples import custom_data
 from experiments.harness import cli
 from experiments.harness.planning.compiling import abstract_run
@@ -257,7 +257,7 @@ def test_a_plan_counts_the_parameters_of_the_model_that_is_trained(
 ):
     for experiment, run in (("language_modelling", language), ("translation", translation)):
         config = replace(run.config, model=run.model.config)
-        planned = abstract_run(config, plan.training_of(experiment), None).state.params
+        planned = abstract_run(config, registry.planned(experiment), None).state.params
         assert leaf_shapes(planned) == leaf_shapes(run.loaded.params)
 
 

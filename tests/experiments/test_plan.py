@@ -116,7 +116,7 @@ def child():
     }
     for name, words in ways.items():
         config = language_config(f"{LANGUAGE} {words}")
-        step = planning.compile_step(config, language_plan.TRAINING)
+        step = planning.compile_step(config, language_plan.planned)
         flops = step.compiled.cost_analysis()["flops"]
         found[name] = step.memory._asdict() | {"flops": flops}
     print(json.dumps(found))
@@ -291,7 +291,7 @@ def test_each_program_that_does_not_fit_is_named_with_changes_that_are_options()
 def test_a_quick_estimate_is_a_share_of_what_this_compiler_needs_also_with_a_soft_cap():
     words = "--data.batch_size 2 --model.attention.softcap 5.0 --training.grad_accumulation 1"
     config = language_config(f"{LANGUAGE} {words}")
-    step = planning.compile_step(config, language_plan.TRAINING)
+    step = planning.compile_step(config, language_plan.planned)
     counted = step.compiled.memory_analysis()
     assert step.memory.temporary == int(0.42 * counted.temp_size_in_bytes) > 0
     assert step.memory.arguments == counted.argument_size_in_bytes
@@ -337,7 +337,7 @@ def test_a_target_says_its_devices_or_has_as_many_as_the_mesh():
 
 
 def test_an_unknown_experiment_is_refused_in_one_sentence():
-    with pytest.raises(ConfigError, match="experiment='chess': give translation or language_mod"):
+    with pytest.raises(ConfigError, match="experiment='chess' is unknown: give translation, lan"):
         plan.presets_of("chess")
 
 

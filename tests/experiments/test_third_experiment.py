@@ -7,15 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from experiments import registry, sweep
+from experiments import plan, registry, runs, sweep
 from experiments.harness import cli
 from experiments.harness.runs.checkpoint_selection import read_result
 from jaxformer.errors import ConfigError
+from tests.experiments.commands import call
+from tests.experiments.copied_experiment import LINES
 
 
 @pytest.mark.long
 def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, tmp_path, capsys):
-    words = ["reverse.train", "--runs", str(tmp_path), "--name", "seeds", "--seeds", "2"]
+    words = ["--runs", str(tmp_path), "--name", "seeds", "--seeds", "2", "reverse.train"]
     words += ["--training.log_every", "0", "--training.evaluate_every", "0"]
     sweep.main(cli.parse(sweep.presets_of("reverse.train"), words, positional="experiment"))
     said = capsys.readouterr().out
@@ -26,13 +28,29 @@ def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, tmp_pa
     assert len({read_result(folder).scores["loss"] for folder in folders}) == 2
 
 
-def test_a_registered_experiment_has_a_name_and_an_unknown_one_is_refused(reverse):
-    registry.register("reverse", "reverse.train")
-    assert registry.find("reverse").presets is reverse.PRESETS
-    assert registry.find("reverse.train").train is reverse.train
+@pytest.mark.long
+def test_a_copied_experiment_is_planned_and_shown_on_a_page_by_its_path(reverse_run, tmp_path):
+    assert LINES <= 120
+    words = ["reverse.train", "--target", "v5e", "--strategy", "single"]
+    done = call(plan, cli.parse(plan.presets_of("reverse.train"), words, positional="experiment"))
+    assert done.code == 0, done.err
+    assert "a step of 130 tokens on 1 x v5e" in done.out and "JAX may use on v5e: fits" in done.out
+    page = tmp_path / "page.html"
+    words = ["page", str(reverse_run.folder), "--output", str(page)]
+    runs.main(words)
+    assert "sequence and its reverse" not in page.read_text()
+    runs.main([*words, "--experiment", "reverse.train"])
+    assert "sequence and its reverse" in page.read_text()
+
+
+def test_an_experiment_is_found_by_its_path_and_an_unknown_one_is_refused(reverse):
+    assert registry.find("reverse.train") is reverse
+    assert registry.find("translation").EXPERIMENT == "translation"
     with pytest.raises(ConfigError, match="experiment='forward' is unknown: give translation, lan"):
         registry.find("forward")
     with pytest.raises(ConfigError, match="there is no module 'nowhere'"):
         registry.find("nowhere.train")
     with pytest.raises(ConfigError, match="module experiments.runs has no EXPERIMENT"):
         registry.find("experiments.runs")
+    with pytest.raises(ConfigError, match="has no `planned`: define it, a PlannedTraining"):
+        registry.planned("finetuning")

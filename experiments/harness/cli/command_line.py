@@ -33,10 +33,11 @@ def parse(
     by its name, as in `--model.positions rotary`, and set as a nested field. Below the options,
     `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With `experiment`,
     `--resume RUN` takes the settings of a run in a folder of that name, and `--continue_from RUN`
-    too, for a new run that goes on from its state. First arguments without a name are those of the
-    option `positional`. A list that is given several times has all values. `args` are those of the
-    process when None. An unknown preset or option, and settings that contradict each other, end
-    the process with code 2 and one sentence on stderr.
+    too, for a new run that goes on from its state. Arguments without a name are those of the option
+    `positional`; they stand before or after the options, but not after one that takes a list. A
+    list that is given several times has all values. `args` are those of the process when None. An
+    unknown preset or option, and settings that contradict each other, end the process with code 2
+    and one sentence on stderr.
     """
     try:
         return _parse(presets, args, description or "", experiment, positional)
@@ -77,12 +78,16 @@ def _parse(
 ) -> T:
     words = sys.argv[1:] if args is None else args
     groups = _grouped(words, positional)
-    _trust_names(words, presets, groups.pop("trust_code", None))
     names = ["preset", "config", *(["resume", "continue_from"] if experiment else [])]
+    _move_arguments(groups, positional, {"trust_code": 0, **dict.fromkeys(names, 1)})
+    _trust_names(words, presets, groups.pop("trust_code", None))
     files = {name: _single(name, groups.pop(name)) for name in names if name in groups}
     topics = groups.pop("help", None)
     config = _with_files(presets, files, experiment)
     kinds = config_files.settings(config)
+    taken = {name: int(kind is not bool) for name, kind in kinds.items() if not _is_list(kind)}
+    taken |= {_off(name): 0 for name, kind in kinds.items() if kind is bool}
+    _move_arguments(groups, positional, taken)
     kinds |= _own_parts(kinds, groups)
     for name in groups:
         if name not in (*kinds, *map(_off, kinds)):
@@ -120,6 +125,17 @@ def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:
         else:
             raise ConfigError(f"{arg!r} is no option: the name of an option begins with --")
     return groups
+
+
+def _move_arguments(
+    groups: dict[str, list[list[str]]], positional: str, taken: Mapping[str, int]
+) -> None:
+    """Moves the words behind an option beyond those that it takes to the option `positional`."""
+    for name in [name for name in groups if positional and name != positional and name in taken]:
+        for words in groups[name]:
+            if rest := words[taken[name] :]:
+                del words[taken[name] :]
+                groups.setdefault(positional, [[]])[-1].extend(rest)
 
 
 def _trust_names(
