@@ -45,6 +45,9 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     loaded = load_run(folder, options)
     config = loaded.config
     generation: SamplingConfig | None = config.sampling if config.objective == "causal" else None
+    like = exporting.started_from(config)
+    if like and generation == SamplingConfig():
+        generation = None  # that of the folder is kept
     labels: list[str] = []
     files: dict[str, str] = {}
     task = _TASKS[config.objective]
@@ -65,6 +68,7 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
             generation,
             config.completion,
             labels=labels,
+            like=like,
             files=files,
         ),
         presets=_PRESETS[config.objective],

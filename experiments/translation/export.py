@@ -49,7 +49,12 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
             ids = {"decoder_start_token_id": config.translation.bos}
             ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
             return exporting.Published(
-                loaded.model, loaded.params, loaded.tokenizer, search, token_ids=ids
+                loaded.model,
+                loaded.params,
+                loaded.tokenizer,
+                search,
+                token_ids=ids,
+                like=exporting.started_from(config),
             )
         if loaded.tokenizer is not loaded.target_tokenizer:
             raise ConfigError(

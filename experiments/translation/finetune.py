@@ -26,7 +26,7 @@ from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
 from experiments.translation.load_run import Translator
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines import translate
-from jaxformer.pipelines.translation import first_ids, source_ids
+from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
 from jaxformer.text.data import PairBatch
 from jaxformer.text.metrics import score_translations
 from jaxformer.training.losses import seq2seq_loss
@@ -116,7 +116,7 @@ def encode(config: FinetuneConfig, loaded: Translator, text: Text) -> PairBatch:
 
     Each side has the ids before and after it that the model's search uses, also where it is cut.
     """
-    search, settings = loaded.settings
+    search, settings = with_target_language(loaded.target_tokenizer, *loaded.settings)
     limit, task = loaded.model.config.max_len, config.task
     first = first_ids(loaded.tokenizer)
     if search.forced_bos is not None:

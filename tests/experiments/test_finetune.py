@@ -1,6 +1,7 @@
 """Fine-tuning of language models: what is learned from which rows, and runs on the one loop."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -229,9 +230,14 @@ def test_a_conversation_learned_with_adapters_is_exported_as_a_plain_model_and_a
 ):
     changes = {"training__lora_rank": 3, "optimizer__learning_rate": 5e-2}
     changes |= {"optimizer__total_steps": 40, "training__evaluate_every": 0}
-    config = config_of("chat", folder("causal"), files["chat"], tmp_path, **changes)
+    published = shutil.copytree(folder("causal"), tmp_path / "published")
+    said = json.loads((published / "tokenizer_config.json").read_text())
+    (published / "tokenizer_config.json").write_text(json.dumps(said | {"eos_token": "<bos>"}))
+    (published / "generation_config.json").write_text('{"eos_token_id": [1], "max_new_tokens": 7}')
+    config = config_of("chat", published, files["chat"], tmp_path, **changes)
     run = finetune.train(config)
     assert run.scores["accuracy"] > 0.4
+    assert load_run(run.folder).tokenizer.special.eos == 1, "the folder's role, not a name's"
     assert load_template(run.folder, load_run(run.folder).tokenizer).source == PLAIN_TEMPLATE
     moved = flatten(load_run(run.folder).params)
     before = flatten(load_pretrained(folder("causal")).params)
@@ -241,6 +247,8 @@ def test_a_conversation_learned_with_adapters_is_exported_as_a_plain_model_and_a
     )
     out = tmp_path / "exported"
     assert call(export, {"--run": run.folder, "--out": out}).code == 0
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        assert (out / name).read_bytes() == (published / name).read_bytes()
     capsys.readouterr()
     asked = {"--run": run.folder, "--text": "the sun", "--chat": True, "--max_new_tokens": 7}
     answers = [

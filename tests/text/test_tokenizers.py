@@ -439,3 +439,43 @@ def test_cutting_padding_and_framing_set_in_a_file_do_not_change_sentences(bpe, 
     )
     cutting.save(str(tmp_path / "cutting.json"))
     assert tokenizers.load(tmp_path / "cutting.json").encode(LINES[0]) == bpe.encode(LINES[0])
+
+
+def test_roles_and_languages_that_a_folder_says_are_saved_beside_the_tokenizer(tmp_path):
+    words = library.Tokenizer.from_str(train_words(["a rose"], 7).library_tokenizer.to_str())
+    words.add_special_tokens(["deu_Latn", "eng_Latn"])
+    words.save(str(tmp_path / "tokenizer.json"))
+    said = {"eos_token": "<bos>", "bos_token": None, "tokenizer_class": "NllbTokenizer"}
+    said |= {"pad_token": "<pad>", "unk_token": "<unk>", "tgt_lang": "deu_Latn"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(said))
+    loaded = tokenizers.load(tmp_path)
+    size = loaded.id_of("deu_Latn")
+    assert (loaded.special.bos, loaded.special.eos) == (None, 1)
+    assert loaded.encode_inputs(["a"], language="deu_Latn") == [[size, *loaded.encode("a"), 1]]
+    assert loaded.encode_inputs([""]) == [[size + 1, 1]]
+    loaded.save(tmp_path / "source.json")
+    again = tokenizers.load(tmp_path / "source.json")
+    assert (again.special, again.languages) == (loaded.special, loaded.languages)
+    with pytest.raises(ConfigError, match="'deu' is no language of this folder: give deu_Latn"):
+        again.encode_inputs(["a"], language="deu")
+
+
+@pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model"])
+def test_a_model_file_that_is_not_read_says_what_to_convert(name, tmp_path):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(DataError, match=r"give it a tokenizer.json, .*save_pretrained\(folder\)"):
+        tokenizers.load(tmp_path)
+
+
+def test_added_tokens_follow_the_vocabulary_with_their_ids(tmp_path, bpe):
+    bpe.library_tokenizer.model.save(str(tmp_path))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 300}))
+    with pytest.raises(DataError, match="'<.im_end.>' has the id 300, but after the vocabulary it"):
+        tokenizers.load(tmp_path)
+    size = len(json.loads((tmp_path / "vocab.json").read_text()))
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": size}))
+    said = {"eos_token": "<|im_end|>", "add_eos_token": True}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(said))
+    loaded = tokenizers.load(tmp_path)
+    assert loaded.special.eos == size
+    assert loaded.encode_inputs(["a"]) == [[*loaded.encode("a"), size]]

@@ -15,7 +15,7 @@ from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import inexpressible_settings, save_pretrained
+from jaxformer.pretrained import inexpressible_settings, is_pretrained, save_pretrained
 from jaxformer.storage import to_local_path
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -61,8 +61,15 @@ class Published(NamedTuple):
     """Ids of config.json by their names there, where they are not the tokenizer's."""
     labels: Sequence[str] = ()
     """Names of a classifier's classes."""
+    like: Path | None = None
+    """The folder of transformers that the run began with, whose other files are kept."""
     files: Mapping[str, str] = MappingProxyType({})
     """Further files, text by name, such as a chat template."""
+
+
+def started_from(config: Any) -> Path | None:
+    """The folder of transformers that the run of `config` began with, if it is still there."""
+    return Path(config.init_from) if is_pretrained(config.init_from or "-") else None
 
 
 class Exportable(NamedTuple):
@@ -97,6 +104,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
             given.model,
             given.params,
             given.tokenizer,
+            like=given.like,
             generation=generation,
             card=model_card(options, run, inexpressible),
             token_ids=given.token_ids,

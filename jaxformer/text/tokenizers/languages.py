@@ -48,7 +48,7 @@ class Languages(NamedTuple):
     def id_of(self, language: str) -> int:
         """The id of a language's token; `ConfigError` for an unknown one."""
         if language not in self.ids:
-            near = difflib.get_close_matches(language, self.ids, n=3) or [*self.ids][:3]
+            near = difflib.get_close_matches(language, self.ids, n=3, cutoff=0.0)
             raise ConfigError(
                 f"{language!r} is no language of this folder: give {', '.join(near)}"
                 + (f", or another of its {len(self.ids)}" if len(near) < len(self.ids) else "")

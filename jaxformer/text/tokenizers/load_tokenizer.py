@@ -10,6 +10,7 @@ from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
 from jaxformer.storage import to_path
 from jaxformer.text.tokenizers.folder_settings import FolderSettings, read_object, read_text
+from jaxformer.text.tokenizers.languages import Languages
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
     ROLE_NAMES,
@@ -52,8 +53,13 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     path = to_path(path)
     if not path.is_dir():
         said = config_path(path)
-        roles = FolderSettings(path.parent, said.name).roles if said.exists() else None
-        return Tokenizer(_read_json(path), roles)
+        if not said.exists():
+            return Tokenizer(_read_json(path))
+        settings = FolderSettings(path.parent, said.name)
+        languages = settings.config.get("languages")
+        return Tokenizer(
+            _read_json(path), settings.roles, Languages(**languages) if languages else None
+        )
     read = _reader(path)
     if read is None:
         raise DataError(

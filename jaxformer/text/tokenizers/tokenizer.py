@@ -283,13 +283,15 @@ class Tokenizer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokenizer to the file `path` as JSON, completely or not at all.
 
-        The roles that a folder said go to a file beside it, in which `load` finds them:
-        tokenizer_config.json for tokenizer.json.
+        The roles and languages that a folder said go to a file beside it, in which `load` finds
+        them: tokenizer_config.json for tokenizer.json.
         """
         with replacing(path) as unfinished:
             unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
         if self.roles is not None:
-            named = {f"{role}_token": name for role, name in self.roles.items()}
+            named: dict[str, Any] = {f"{role}_token": name for role, name in self.roles.items()}
+            if self.languages is not None:
+                named["languages"] = self.languages._asdict()
             with replacing(config_path(to_path(path))) as unfinished:
                 unfinished.write_text(json.dumps(named, indent=2), encoding="utf-8")
 
