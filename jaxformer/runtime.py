@@ -26,6 +26,10 @@ CPU_OPTIONS = {
 }
 """Compiler options for a CPU; those that its XLA does not know are left out."""
 
+GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": "0"}
+"""Compiler options for a GPU: else XLA joins small products of one input, and takes their gradients
+apart again. Compiled for an H100, a step of `wmt14_base` then moves 95.3 GB, not 97.4."""
+
 # glibc: one heap. Otherwise each thread of XLA and of each save gets a heap of its own, in which
 # freed memory adds up. Heaps are never merged, so this is set before any thread starts.
 _ONE_HEAP = ((-8, 1),)  # M_ARENA_MAX
@@ -73,7 +77,8 @@ def setup_process(compilation_cache_dir: Path | None = None) -> ProcessSetup:
     one_heap = _set_glibc_options(_ONE_HEAP)
     platform_name = jax.default_backend()
     on_cpu = platform_name == "cpu"
-    options = dict(filter(_compiles, CPU_OPTIONS.items())) if on_cpu else {}
+    options = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}.get(platform_name, {})
+    options = dict(filter(_compiles, options.items()))
     keeps_freed = on_cpu and one_heap and _set_glibc_options(_KEEP_FREED)
     cache = _keep_programs(platform_name, compilation_cache_dir)
     return ProcessSetup(platform_name, keeps_freed, options, cache)

@@ -8,20 +8,24 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from experiments.benchmarks.train import PRESETS
 from experiments.harness.planning.counting import work
 from experiments.harness.planning.hlo import Program
 from experiments.language_modelling.presets import gpt2_124m
 from jaxformer import AttentionMask, DecoderOnly, SamplingConfig
-from jaxformer.config import AttentionOptions
+from jaxformer.config import AttentionOptions, with_fields
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.pipelines.completion import begin_rows, continue_texts
 from jaxformer.pipelines.rows import lay_out
+from jaxformer.runtime import GPU_OPTIONS
+from jaxformer.training import init_train_state, make_optimizer
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.compilers.recorded import Recorded
 from tests.compilers.step_bytes import step_cost
@@ -162,3 +166,28 @@ def test_a_step_of_writing_moves_little_more_than_weights_and_cache_on_an_h100(h
     read = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((params, state.cache)))
     assert cost.bytes <= 1.2 * read
     assert cost.kernels <= 300
+
+
+def test_the_options_of_a_gpu_spare_a_translator_the_copies_of_joined_products(h100s):
+    work_of = PRESETS["wmt14_base"].work
+    layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    model, loss, _ = replace(work_of, model=with_fields(work_of.model, layers)).build()
+    tokens = jnp.zeros((2, 3), jnp.int32)
+    devices = single(h100s(1)[0]).for_model(model, tokens, tokens)
+    where = NamedSharding(devices.mesh, PartitionSpec())
+    optimizer = make_optimizer(work_of.constant, axes=devices.axes)
+
+    def make_state():
+        params = model.init(jax.random.key(0), tokens, tokens)["params"]
+        return init_train_state(params, optimizer, jax.random.key(1))
+
+    batch = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+        work_of.random_batch(np.random.default_rng(0)),
+    )
+    lowered = devices.step(loss, optimizer).lower(devices.abstract(make_state), batch)
+    moved = [
+        work(Program(lowered.compile(compiler_options=CUBLAS | options).as_text())).bytes
+        for options in ({}, GPU_OPTIONS)
+    ]
+    assert moved[1] < moved[0] - 0.2e9, moved

@@ -74,6 +74,13 @@ def test_an_option_that_xla_does_not_know_is_left_out(monkeypatch, same_folder):
     assert setup.setup_process().compiler_options == known
 
 
+def test_each_platform_gets_its_own_options(monkeypatch, same_folder):
+    monkeypatch.setattr(setup, "_compiles", lambda option: True)
+    for platform, options in (("gpu", setup.GPU_OPTIONS), ("tpu", {}), ("cpu", setup.CPU_OPTIONS)):
+        monkeypatch.setattr(setup.jax, "default_backend", lambda platform=platform: platform)
+        assert setup.setup_process().compiler_options == options
+
+
 @pytest.mark.parametrize("strategy", ["single", "sharded"])
 def test_the_options_reach_the_compiler(strategy):
     given = {"xla_cpu_no_such": "1"}
