@@ -61,10 +61,12 @@ def entering_rows(rows: int) -> int:
 
 
 def num_rows(count: int, most: int, parts: int = 1) -> int:
-    """The rows for `count` texts: 1, 4, 16, ... or `most`, in a multiple of `parts`."""
-    rows = 1
-    while 1.5 * rows < count:
-        rows *= 4
+    """The rows for `count` texts: 1, 4, 8, 16, 24, ... or `most`, in a multiple of `parts`.
+
+    They are about as many as one of the equal parts of at most `most` texts has.
+    """
+    share = -(-count // -(-count // most))
+    rows = share if share == 1 else 4 if share <= 6 else -(-share // 8) * 8
     return -(-min(rows, most) // parts) * parts
 
 

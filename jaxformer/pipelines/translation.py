@@ -334,7 +334,6 @@ def _translate(
         _Sentence(ids, search.max_new_tokens or len(ids) + options.max_extra_tokens)
         for ids in sources
     ]
-    rows = num_rows(-(-sum(map(bool, sources)) // count), options.batch_size)
     take = partial(_take, tokenizer=tokenizer, eos=search.eos)
 
     def jobs() -> Iterator[Callable[[], Any]]:
@@ -342,7 +341,8 @@ def _translate(
             # The longest begin first, so that rows end together.
             group = [sentences[i] for i in reversed(indices)]
             target = _target_size(model.config, group, size, search)
-            compiled = _compile(model, params, rows, size, target, search, options)
+            share = -(-len(group) // count)
+            compiled = _compile(model, params, share, size, target, search, options)
             for number in range(min(count, len(group))):
                 texts = group[number::count]
                 decoded = decode_rows(compiled, texts, take, FOREVER)
@@ -379,15 +379,15 @@ def _target_size(
 def _compile(
     model: EncoderDecoder,
     params: Any,
-    rows: int,
+    texts: int,
     source_size: int,
     target_size: int,
     search: SearchConfig,
     options: TranslationOptions,
 ) -> Search:
-    """The compiled search in `rows` rows."""
+    """The compiled search of `texts` sentences."""
     devices = strategy_of(params)
-    rows = num_rows(rows, rows, devices.mesh.shape["data"])
+    rows = num_rows(texts, options.batch_size, devices.mesh.shape["data"])
     count = entering_rows(rows)
     defaults = {name: getattr(SearchConfig, name) for name in VALUES}
     static = {"search": replace(search, max_new_tokens=target_size, **defaults)}
