@@ -26,7 +26,13 @@ from experiments.harness.training.session import describe_folder
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import LoadedRun, load_run
 from experiments.language_modelling.objectives import objective
-from experiments.language_modelling.prepare import Encoded, encode_part, open_encoded, text_digest
+from experiments.language_modelling.prepare import (
+    Encoded,
+    describe_unknown,
+    encode_part,
+    open_encoded,
+    text_digest,
+)
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import Natural
@@ -224,7 +230,10 @@ def main(options: EvaluateOptions) -> None:
         losses = batch_losses(loaded, text, stride=stride)
         likelihood = total(losses, text)
         own = user_metrics(loaded, text, likelihood)
+        unknown = describe_unknown(text, loaded.tokenizer)
     print(describe_scores(name, config, likelihood, losses))
+    if unknown:
+        print(f"  {unknown}")
     metadata = {"run": options.run, "text": name, "stride": stride}
     if not options.files:
         metadata["text_sha256"] = text_digest(options.folder, name)

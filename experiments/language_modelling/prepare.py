@@ -7,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
+
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, distributed, run_files, run_folder
@@ -150,8 +152,23 @@ def describe(prepared: Prepared) -> str:
         for name in ("train", "validation", "test")
         if (part := getattr(prepared, name)) is not None
     ]
+    for name, part in (("validation", prepared.validation), ("test", prepared.test)):
+        if part is not None and (said := describe_unknown(part, prepared.tokenizer)):
+            lines.append(f"{name}: {said}")
     size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
     return "\n".join([*lines, f"vocabulary {size:,}, {steps:,} batches an epoch"])
+
+
+def describe_unknown(text: Encoded, tokenizer: Tokenizer) -> str:
+    """The share of the tokens of `text` that stand for words without a token; empty for none."""
+    unknown = tokenizer.special.unk
+    if unknown in (None, tokenizer.special.bos, tokenizer.special.eos):
+        return ""
+    count = np.count_nonzero(text.tokens.ids == unknown)
+    share = f"{count / max(len(text.tokens.ids), 1):.1%}"
+    return (
+        f"{share} of the tokens are <unk>: the words behind them are in no score" if count else ""
+    )
 
 
 def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCache) -> None:

@@ -498,6 +498,10 @@ def test_rows_that_have_no_room_for_what_is_learned_are_refused(files, tokenizer
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
     with pytest.raises(DataError, match="conversation 1: a message contains '<eos>', the name"):
         chat.encode(CAUSAL, tokenizer, [conversation("a <eos>", "b")], template)
+    short, long = conversation("a", "b"), conversation("a " * 40, "b")
+    with pytest.warns(UserWarning, match="1 of 2 conversations are left out: no answer begins"):
+        few = chat.encode(changed(CAUSAL, data__seq_len=43), tokenizer, [long, short], template)
+    assert len(few.examples.tokens) == 1
     with pytest.raises(DataError, match="no answer begins within 3 tokens"):
         chat.encode(changed(CAUSAL, data__seq_len=3), tokenizer, [conversation("a", "b")], template)
 

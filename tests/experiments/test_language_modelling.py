@@ -309,7 +309,11 @@ def test_preparing_again_with_other_settings_or_text_replaces_what_was_prepared(
 
     first = prepared("run", fresh)
     words = prepared("run", changed(fresh, data__tokenizer="words"))
-    assert f"vocabulary {len(WORDS) + 4}, " in words
+    assert f"vocabulary {len(WORDS) + 4}, " in words and "<unk>" not in words
+    (tmp_path / "zebras.txt").write_text("sun zebra moon zebra lion")
+    strange = changed(fresh, data__tokenizer="words", data__test=(str(tmp_path / "zebras.txt"),))
+    said = re.findall(r"(\w+): ([\d.]+)% of the tokens are <unk>", prepared("strange", strange))
+    assert said == [("test", "42.9")]  # 3 of 7, with a <bos> and an <eos>
     assert prepared("run", fresh) == first
     other = changed(fresh, data__train=fresh.data.train[1:])
     second = prepared("run", other)

@@ -1,5 +1,6 @@
 """Conversations: a causal model learns the assistant's answers, and no other token."""
 
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -104,8 +105,9 @@ def encode(
 ) -> Encoded:
     """Rows of at most `data.seq_len` + 1 ids, of which the tokens of answers count.
 
-    A longer conversation is cut. Raises `DataError` for a message that contains the name of a
-    special token, and where no answer is left.
+    A longer conversation is cut; where no answer is left, it is left out with a warning. Raises
+    `DataError` for a message that contains the name of a special token, and where no conversation
+    is left.
     """
     length = config.data.seq_len
     for number, messages in enumerate(items, start=1):
@@ -121,6 +123,12 @@ def encode(
         if learned.any():
             rows.append(ids[: length + 1])
             counts.append(np.pad(learned, (0, length - len(learned))))
+    if rows and len(rows) < len(items):
+        warnings.warn(
+            f"{len(items) - len(rows)} of {len(items)} conversations are left out: no answer "
+            f"begins within their first {length} tokens: give a larger --data.seq_len",
+            stacklevel=2,
+        )
     if not rows:
         raise DataError(
             f"no answer begins within {length} tokens of its conversation: give a larger "
