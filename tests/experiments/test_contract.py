@@ -66,6 +66,7 @@ def test_a_run_stopped_by_a_signal_and_resumed_is_the_uninterrupted_one_to_the_b
     first = call(run.train, changed(config, training__loggers=(logger,)))
     assert first.code == 143 and "SIGTERM: saving after" in first.err
     folder = tmp_path / run.folder.relative_to(run.text / "runs")
+    assert (folder / "closed").exists(), "a logger is closed whatever ends the run"
     stopped, whole = checkpoints_of(folder), checkpoints_of(run.folder)
     regular = [(step, manifest.read(folder / "checkpoints" / f"{step}").regular) for step in (3, 5)]
     assert stopped.steps() == [3, 5] and regular == [(3, True), (5, False)]

@@ -88,22 +88,24 @@ def open_run(
         )
         device_check.RESULTS.clear()  # those of an earlier run in this process
         log.loggers = build.build_loggers(config.training, log.folder, loggers)
-        peak = peak_of(devices, config.model.dtype)
-        record_environment(log, config, setup=setup, utilization=peak)
-        display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
-        if setup.platform != "cpu":  # where the tests have compared them
-            device_check.check_products(config.model.dtype)
-        keep = config.training.average_checkpoints + 1  # one may be damaged
-        with Checkpoints(log.folder / "checkpoints", keep=keep) as checkpoints:
-            yield OpenRun(
-                config=config,
-                devices=devices,
-                checkpoints=checkpoints,
-                log=log,
-                watched=watched,
-                peak=peak.total,
-            )
-        log.close()
+        try:
+            peak = peak_of(devices, config.model.dtype)
+            record_environment(log, config, setup=setup, utilization=peak)
+            display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
+            if setup.platform != "cpu":  # where the tests have compared them
+                device_check.check_products(config.model.dtype)
+            keep = config.training.average_checkpoints + 1  # one may be damaged
+            with Checkpoints(log.folder / "checkpoints", keep=keep) as checkpoints:
+                yield OpenRun(
+                    config=config,
+                    devices=devices,
+                    checkpoints=checkpoints,
+                    log=log,
+                    watched=watched,
+                    peak=peak.total,
+                )
+        finally:  # also on a signal, or where training diverges
+            log.close()
 
 
 @contextmanager

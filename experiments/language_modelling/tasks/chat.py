@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness.runs.sources import json_lines
 from experiments.harness.training import initialization
 from experiments.harness.training.rows import padded
 from experiments.language_modelling.finetune_presets import FinetuneConfig
@@ -19,9 +18,10 @@ from experiments.language_modelling.tasks.chat_template import (
     Message,
     check_messages,
     load_template,
+    read_conversations,
 )
 from experiments.language_modelling.tasks.rows import Encoded, Scored, backbone
-from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
@@ -31,38 +31,14 @@ SCORES = ("validation_loss", "validation_accuracy")
 loss = causal_loss
 
 
-def read(config: FinetuneConfig, name: str) -> list[list[Message]]:
-    """The `messages` of each line of a .jsonl file.
-
-    Raises `DataError` naming the first line without messages that have a role and a text, or
-    without an answer of the assistant.
-    """
+def read(config: FinetuneConfig, path: str) -> list[list[Message]]:
+    """The conversations of a file; `ConfigError` for a model that does not continue text."""
     if config.objective != "causal":
         raise ConfigError(
             f"{config.init_from} is a masked model, but task='chat' needs one that continues text: "
             "use a causal run"
         )
-    path, conversations = Path(name), []
-    for number, record in json_lines(path):
-        messages = record.get("messages") if isinstance(record, dict) else None
-        if not isinstance(messages, list) or not all(map(_is_message, messages)):
-            raise DataError(
-                f'{path}:{number}: needed {{"messages": [{{"role": .., "content": text}}, ..]}}, '
-                f"got {shorten(repr(record))}"
-            )
-        if not any(message["role"] == "assistant" for message in messages):
-            raise DataError(
-                f"{path}:{number}: no message has the role assistant: there is nothing to learn"
-            )
-        conversations.append(messages)
-    if not conversations:
-        raise DataError(f"{path}: there are no conversations: give at least one")
-    return conversations
-
-
-def _is_message(message: Any) -> bool:
-    texts = ("role", "content")
-    return isinstance(message, dict) and all(isinstance(message.get(x), str) for x in texts)
+    return read_conversations(Path(path))
 
 
 def make_model(config: FinetuneConfig, labels: Any = ()) -> Any:
@@ -82,14 +58,8 @@ def facts(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Any
     template = load_template(
         folder if begun else parent.folder if parent else locate(config.init_from), tokenizer
     )
-    if not config.task.chat_template:
-        return template
-    try:
-        source = Path(config.task.chat_template).read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        name = config.task.chat_template
-        raise DataError(f"{name}: cannot read the file: {error}") from error
-    return template._replace(source=source)
+    given = config.task.chat_template
+    return template.with_source(given) if given else template
 
 
 def write_facts(folder: Path, facts: ChatTemplate) -> None:
@@ -156,6 +126,6 @@ def outputs(model: Any) -> Callable[[Any, Any], Any]:
 def score(config: FinetuneConfig, sums: np.ndarray, text: Encoded, labels: Any = ()) -> Scored:
     """The loss, and the share of the tokens of answers that are right."""
     nats, right, count = sums.sum(0).tolist()
-    table = {"nats": [repr(x) for x in sums[:, 0].tolist()]}
-    table["tokens"] = [str(int(x)) for x in sums[:, 2]]
+    columns = zip(("nats", "tokens"), sums[:, ::2].T.tolist(), strict=True)
+    table = {name: [f"{x:.9g}" for x in column] for name, column in columns}
     return Scored({"loss": nats / count, "accuracy": right / count, "tokens": count}, table)

@@ -1,4 +1,4 @@
-"""Conversations as text, by chat templates in Jinja as the folders of `transformers` have them."""
+"""Conversations: their files, and their text by chat templates in Jinja, as in `transformers`."""
 
 import datetime
 import functools
@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness.runs.sources import json_lines
 from jaxformer import optional_dependencies, storage
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.pretrained.hf_folder import read_json
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
@@ -74,6 +75,14 @@ class ChatTemplate(NamedTuple):
                 spans.append((len(before), len(after)))
         return text, spans
 
+    def with_source(self, path: str) -> "ChatTemplate":
+        """The template in the file `path`; `DataError` for one that cannot be read."""
+        try:
+            source = Path(path).read_text(encoding="utf-8-sig")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"{path}: cannot read the file: {error}") from error
+        return self._replace(source=source)
+
     def save(self, folder: Path) -> None:
         """Writes the template into `folder`, as `load_template` reads it."""
         storage.write(folder / TEMPLATE, self.source.encode())
@@ -120,6 +129,35 @@ def check_messages(texts: Sequence[str], tokenizer: Tokenizer, where: str = "") 
                 f"{where}a message contains {written[0]!r}, the name of a special token, which a "
                 "model takes for the token: remove it"
             )
+
+
+def read_conversations(path: Path) -> list[list[Message]]:
+    """The `messages` of each line of a .jsonl file.
+
+    Raises `DataError` naming the first line without messages that have a role and a text, or
+    without an answer of the assistant.
+    """
+    conversations = []
+    for number, record in json_lines(path):
+        messages = record.get("messages") if isinstance(record, dict) else None
+        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+            raise DataError(
+                f'{path}:{number}: needed {{"messages": [{{"role": .., "content": text}}, ..]}}, '
+                f"got {shorten(repr(record))}"
+            )
+        if not any(message["role"] == "assistant" for message in messages):
+            raise DataError(
+                f"{path}:{number}: no message has the role assistant: there is nothing to learn"
+            )
+        conversations.append(messages)
+    if not conversations:
+        raise DataError(f"{path}: there are no conversations: give at least one")
+    return conversations
+
+
+def _is_message(message: Any) -> bool:
+    texts = ("role", "content")
+    return isinstance(message, dict) and all(isinstance(message.get(x), str) for x in texts)
 
 
 @functools.lru_cache(maxsize=8)
