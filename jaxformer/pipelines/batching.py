@@ -155,11 +155,6 @@ def group_by_length(
             yield bucket[start : start + batch_size], size
 
 
-def split_batch(count: int, programs: int, batch_size: int) -> int:
-    """The number of items, of `count`, that a program takes: 1, 2, 4, ... or `batch_size`."""
-    return min(next_power_of_two(-(-count // programs)), batch_size)
-
-
 def padded_length(length: int, max_len: int) -> int:
     """16, 32, 64, ... or `max_len`: the least of them that is at least `length` <= `max_len`."""
     return min(max(16, next_power_of_two(length)), max_len)

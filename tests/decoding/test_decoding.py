@@ -16,9 +16,12 @@ from jaxformer.decoding import (
     SamplingConfig,
     SearchConfig,
     TranslationOptions,
+    beam_more,
     beam_search,
+    begin_beams,
     greedy,
     make_sampler,
+    put_rows,
     sample,
 )
 from jaxformer.errors import ConfigError
@@ -67,9 +70,11 @@ def markov_step(table, tokens, cache):
 
 def history_step(tables, tokens, cache):
     """The logits are sum_i tables[i, token i] over all tokens so far; `tables` [L, V, V]."""
-    seen = cache.tokens.at[:, :, cache.index].set(tokens)
+    index = jnp.broadcast_to(cache.index, len(tokens))
+    seen = cache.tokens.at[jnp.arange(len(tokens)), :, index].set(tokens, mode="drop")
     places = jnp.arange(len(tables))[None, None]
-    rows = jnp.where((places <= cache.index)[..., None], tables[places, seen], 0.0)
+    written = places <= index[:, None, None]
+    rows = jnp.where(written[..., None], tables[places, seen], 0.0)
     return rows.sum(axis=2), Prefix(seen, cache.index + 1)
 
 
@@ -576,6 +581,41 @@ def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
 def test_a_config_refuses_what_cannot_be(settings, message):
     with pytest.raises(ConfigError, match=message):
         SearchConfig(**settings)
+
+
+def test_a_search_in_pieces_into_which_sentences_enter_is_the_search_at_once():
+    """With a length penalty of its own, a sentence enters the row of one that has stopped."""
+    step = partial(history_step, jnp.asarray(history_tables(5, 7, 11)))
+    first, limits, penalties = np.arange(5), np.array([2, 7, 5, 6, 3]), np.array([0, 1, 2, 0.5, 1])
+    config = SearchConfig(beam_size=3, max_new_tokens=7, eos=(3,), length_penalty_kind="power")
+    more = jax.jit(lambda state, n, ended: beam_more(step, state, n, ended))
+
+    def begin(rows):
+        cache = prefix_cache(len(rows), 3, 7).replace(index=jnp.zeros(len(rows), int))
+        values = {"length_penalty": jnp.float32(penalties[rows])}
+        values |= {
+            "min_new_tokens": limits[rows] * 0,
+            "repetition_penalty": penalties[rows] * 0 + 1,
+        }
+        return begin_beams(cache, first[rows], limits[rows], config, values=values)
+
+    state = begin(np.array([0, 1, 2]))
+    found = {}
+    state, rows = more(state, 2, 3), {0: 0, 1: 1, 2: 2}
+    assert state.stopped.tolist()[0] and not state.stopped.all()
+    found[0] = jax.tree.map(lambda x: x[0], state.finished)
+    state, rows[0] = put_rows(state, np.array([0]), begin(np.array([3]))), 3
+    state = more(state, 9, 3)
+    assert state.stopped.all()
+    found |= {
+        text: jax.tree.map(lambda x, row=row: x[row], state.finished) for row, text in rows.items()
+    }
+    for text, best in found.items():
+        settings = replace(config, length_penalty=float(penalties[text]))
+        cache = prefix_cache(1, 3, 7).replace(index=jnp.zeros(1, int))
+        alone = beam_search(step, cache, first[[text]], limits[[text]], settings)
+        assert np.array_equal(best.tokens, alone.tokens[0])
+        close(best.scores, alone.scores[0])
 
 
 @pytest.mark.parametrize("early_stopping", ["never", "heuristic", "beam_full"])
