@@ -124,12 +124,12 @@ def loaded_once(*modules: Any, runs: tuple[Trained, ...]) -> Iterator[None]:
     known: dict[Any, Any] = {}
     load = modules[0].load_run
 
-    def load_once(folder: Path, options: Any = FINAL, **more: Any) -> Any:
+    def load_once(folder: Path, options: Any = FINAL, *more: Any, **named: Any) -> Any:
         key = folder, options.checkpoint, options.step
         if folder not in folders:
-            return load(folder, options, **more)
+            return load(folder, options, *more, **named)
         if key not in known:
-            known[key] = load(folder, options, **more)
+            known[key] = load(folder, options, *more, **named)
         return known[key]
 
     with pytest.MonkeyPatch.context() as patch:
