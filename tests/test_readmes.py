@@ -135,6 +135,7 @@ def test_an_option_that_a_readme_names_exists():
     others = {"field", "lr"}  # placeholders
     others |= {name for name in written if name.startswith("xla_")}  # of XLA_FLAGS
     others |= {"output_dir", "inplace", "to"}  # of ct2-transformers-converter and jupyter
+    others |= {"no"}  # --no-deps of pip
     others |= {"array", "wrap", "echo", "full", "nodes", "ntasks", "gpus", "signal", "requeue"}
     others |= {"zone", "worker"}
     assert written - others - {"command"} <= known

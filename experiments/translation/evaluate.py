@@ -272,7 +272,7 @@ class EvaluateOptions(DecodingOptions, RunOptions):
     """Prints the log-probability of each given target instead of translating."""
     language: str = ""
     """Code of the language of the target text, which chooses the words that BLEU counts (zh, ja and
-    ko have tokenizers of their own); empty: the run's."""
+    ko have tokenizers of their own); empty: --target_language, or the run's."""
     tokenize: str | None = None
     """sacreBLEU's tokenizer for BLEU, such as zh, char, intl or flores200; None: that of the
     language."""
@@ -300,7 +300,9 @@ def main(options: EvaluateOptions) -> None:
         return
     search, translation = loaded.settings
     is_run = isinstance(loaded, LoadedRun)
-    language = options.language or (loaded.config.data.target_language if is_run else "")
+    language = options.language or options.target_language or ""
+    if is_run and not language:
+        language = loaded.config.data.target_language
     words = language, options.tokenize
     if options.lowercased and not language:
         raise ConfigError("lowercased=True needs the language of the target text: give --language")
