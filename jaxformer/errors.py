@@ -34,7 +34,7 @@ class CheckpointError(ValueError):
 class Diverged(ArithmeticError):
     """The loss or its gradient was not finite for many steps in a row.
 
-    >>> from jaxformer.training import raise_if_diverged
+    >>> from jaxformer.training.train_step import raise_if_diverged
     >>> metrics = {"loss": float("nan"), "grad_norm": float("nan"), "consecutive_skips": 10}
     >>> raise_if_diverged(12, metrics)
     Traceback (most recent call last):

@@ -19,9 +19,9 @@ LATE |= {"safetensors", "huggingface_hub"}
 
 def checked_imports() -> dict[str, str]:
     """Public name -> module, as type checkers read it."""
-    tree = ast.parse(Path(jaxformer.__file__).read_text(encoding="utf-8"))
-    block = next(node for node in tree.body if isinstance(node, ast.If))
-    return {name.name: node.module for node in block.body for name in node.names}
+    tree = ast.parse(Path(jaxformer.__file__).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in tree.body if isinstance(node, ast.ImportFrom)]
+    return {name.name: node.module for node in imports for name in node.names}
 
 
 STAGES = (

@@ -27,7 +27,7 @@ from jaxformer.config import (
     NormOptions,
     TransformerConfig,
 )
-from jaxformer.config.positions import Places, PositionScheme, Rotation
+from jaxformer.config.positions import PositionScheme, Rotation, TokenPositions
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
@@ -83,7 +83,7 @@ class DistanceBias(PositionScheme):
         """The bias of each head and distance."""
         return {"table": (nn.initializers.zeros, (num_heads, self.max_distance + 1))}
 
-    def bias(self, at: Places, params: Any) -> jax.Array:
+    def bias(self, at: TokenPositions, params: Any) -> jax.Array:
         """The bias [_, N, T, S] of the distances between queries and keys, of all texts or each."""
         distance = jnp.minimum(jnp.abs(at.distances()), self.max_distance)
         distance = distance.reshape(-1, *distance.shape[-2:])

@@ -15,7 +15,7 @@ from flax import linen as nn
 from flax import nnx
 
 from jaxformer.config import NormOptions, positional_encoding
-from jaxformer.nn.blocks import Encoder
+from jaxformer.nn.stack import Encoder
 
 
 class SeriesBatch(NamedTuple):

@@ -20,7 +20,8 @@ from experiments.torch_reference.weights import State, joined
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock
-from jaxformer.nn.stack import Stack, make_norm
+from jaxformer.nn.layers import Norm
+from jaxformer.nn.stack import make_stack
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.weight_map import Entry
@@ -38,11 +39,11 @@ class Transformer(nn.Module):
 
     def setup(self):
         config, block = self.config, self.block
-        self.encoder = Stack(config, config.num_encoder_layers, block=block)
-        self.decoder = Stack(config, config.num_decoder_layers, cross=True, block=block)
+        self.encoder = make_stack(config, config.num_encoder_layers, block=block)
+        self.decoder = make_stack(config, config.num_decoder_layers, cross=True, block=block)
         if config.norm.placement == "post":
-            self.encoder_norm = make_norm(config)
-            self.decoder_norm = make_norm(config)
+            norm = config.norm.kind, config.norm.eps, config.use_bias
+            self.encoder_norm, self.decoder_norm = Norm(*norm), Norm(*norm)
 
     def __call__(
         self,
@@ -55,10 +56,10 @@ class Transformer(nn.Module):
     ) -> jax.Array:
         """Returns [B, T, D] for `target` [B, T, D] and `source` [B, S, D]."""
         post = self.config.norm.placement == "post"
-        memory, _ = self.encoder(source, source_mask)
+        memory = self.encoder(source, source_mask)
         memory = self.encoder_norm(memory) if post else memory
         encoder_kv = self.decoder.encoder_keys_values(memory)
-        x, _ = self.decoder(target, target_mask, encoder_kv=encoder_kv, encoder_mask=encoder_mask)
+        x = self.decoder(target, target_mask, encoder_kv=encoder_kv, encoder_mask=encoder_mask)
         return self.decoder_norm(x) if post else x
 
 

@@ -3,12 +3,15 @@
 import hashlib
 import json
 from collections import namedtuple
-from functools import lru_cache, partial
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial, wraps
 from pathlib import Path
 from typing import Any
 
 import jax
-from jaxtyping import Array, Float
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
 
 from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, distributed, run_files, run_folder
@@ -24,6 +27,7 @@ from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
 from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import TokenLoss, seq2seq_loss
 
 NOTE = "teacher.json"
 """The file of a run that records the run and the weights that it learns from."""
@@ -48,6 +52,46 @@ def with_teacher(
         _record(folder, config.training.teacher, digest(parent))
     logits = CompiledStep(partial(_logits, teacher.model), jax.jit, devices.mesh)
     return lambda state, batch: step(state, with_logits(batch, logits(teacher.params, batch)))
+
+
+def distilled(weight: float) -> Callable[..., TokenLoss]:
+    """`seq2seq_loss` with a teacher: it makes the loss of a model.
+
+    The loss is 1 - `weight` times that of the labels plus `weight` times the cross-entropy with the
+    distribution of `batch.teacher_logits` [B, T, V], whose sum is the auxiliary sum "teacher_loss".
+    """
+
+    @wraps(seq2seq_loss)
+    def make(model: EncoderDecoder, **options: Any) -> TokenLoss:
+        loss = seq2seq_loss(model, **options)
+
+        def inputs_and_labels(batch):
+            return *loss.inputs_and_labels(batch), batch.teacher_logits
+
+        def terms(passes, labels, loss_mask, teacher_logits):
+            nats, sums = loss.terms(passes, labels, loss_mask)
+            teacher = sum(soft_cross_entropy(x, teacher_logits, loss_mask) for x in passes)
+            teacher /= len(passes)
+            return (1.0 - weight) * nats + weight * teacher, sums | {"teacher_loss": teacher}
+
+        return replace(loss, inputs_and_labels=inputs_and_labels, terms=terms)
+
+    return make
+
+
+def soft_cross_entropy(
+    logits: Float[Array, "*shape V"],
+    teacher_logits: Float[Array, "*shape V"],
+    loss_mask: Bool[Array, "*shape"],
+) -> Float[Array, ""]:
+    """The sum of -sum_v q_v log p_v in nats where `loss_mask` is True; float32.
+
+    p is the distribution of `logits`, q that of `teacher_logits`, which get no gradient.
+    """
+    teacher_logits = jax.lax.stop_gradient(teacher_logits).astype(jnp.float32)
+    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
+    nats = -jnp.sum(jax.nn.softmax(teacher_logits) * log_probs, axis=-1)
+    return jnp.sum(jnp.where(loss_mask, nats, 0.0))
 
 
 def with_logits(batch: Any, teacher_logits: Float[AnyArray, "B T V"]) -> Any:

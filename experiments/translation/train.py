@@ -16,6 +16,7 @@ from experiments.harness.runs.checkpoint_selection import TrainResult, read_resu
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.training.flops import seq2seq_cost
 from experiments.translation import evaluate as evaluation
+from experiments.translation import teacher
 from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -40,8 +41,8 @@ def make_init_and_step(
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     options = config.training
-    weight = options.distillation_weight if options.teacher else 0.0
-    loss = training.build_loss(options, partial(seq2seq_loss, distillation=weight))(
+    default = teacher.distilled(options.distillation_weight) if options.teacher else seq2seq_loss
+    loss = training.build_loss(options, default)(
         model, pad=PAD, label_smoothing=options.label_smoothing, loss_chunk=options.loss_chunk
     )
     inputs = batch.source, batch.target[:, :-1]
@@ -78,9 +79,7 @@ def train(
         )
         run, state, step = training.start(run, task)
         if config.training.teacher:
-            from experiments.translation.teacher import with_teacher
-
-            step = with_teacher(step, run.config, data, run.devices, run.folder)
+            step = teacher.with_teacher(step, run.config, data, run.devices, run.folder)
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task, "validation_bleu")
         score(run, replace(loaded, params=params), data)

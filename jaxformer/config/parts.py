@@ -116,16 +116,3 @@ class OutputOptions(Part):
     """The output projection has a bias for each token; None: that of a masked model has one."""
     softcap: Positive | None = None
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
-
-
-@dataclass(frozen=True)
-class EncoderOptions(Part):
-    """Sizes of the encoder where they differ from those of the decoder; None: they are the same.
-
-    >>> narrow = jf.EncoderOptions(num_heads=4)
-    """
-
-    num_heads: Count | None = None
-    """h, the number of attention heads."""
-    d_ff: Count | None = None
-    """F, the size of the feed-forward network's hidden layer."""

@@ -18,7 +18,7 @@ SinusoidalLayout = Literal["interleaved", "halves"]
 Initializer = jax.nn.initializers.Initializer
 Params = dict[str, Array]
 ParamSpecs = dict[str, tuple[Initializer, tuple[int, ...]]]
-TokenPositions = Num[Array, " T"] | Num[Array, "B T"]
+PositionArray = Num[Array, " T"] | Num[Array, "B T"]
 
 
 def positional_encoding(
@@ -77,18 +77,19 @@ def rotate(x: Float[Array, "B T N H"], rotation: Rotation) -> Float[Array, "B T 
     return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
-class Places(NamedTuple):
-    """The places of T tokens, for a position scheme.
+class TokenPositions(NamedTuple):
+    """Positions of T queries and S keys, for a position scheme.
 
-    >>> jf.Places(positions=jnp.arange(3), queries=jnp.arange(3), length=3).distances()[2]
+    >>> at = jf.TokenPositions(positions=jnp.arange(3), key_index=jnp.arange(3), num_keys=3)
+    >>> at.distances()[2]
     Array([2, 1, 0], dtype=int32)
     """
 
-    positions: TokenPositions
+    positions: PositionArray
     """The position of each token in its text, below `max_len` or, by default, S."""
-    queries: Num[Array, " T"] | Num[Array, "B T"]
-    """The place of each token among the S keys 0, 1, ..., the same in all texts or of each."""
-    length: int
+    key_index: Num[Array, " T"] | Num[Array, "B T"]
+    """The index of each token among the S keys, the same in all texts or of each."""
+    num_keys: int
     """S."""
     num_heads: int = 1
     causal: bool = False
@@ -96,9 +97,9 @@ class Places(NamedTuple):
     max_len: int | None = None
 
     def distances(self) -> Num[Array, "*B T S"]:
-        """The place of each query minus that of each key."""
-        keys = jnp.arange(self.length)
-        return self.queries[..., None] - keys.reshape((1,) * self.queries.ndim + (-1,))
+        """The index of each query minus that of each key."""
+        keys = jnp.arange(self.num_keys)
+        return self.key_index[..., None] - keys.reshape((1,) * self.key_index.ndim + (-1,))
 
 
 @dataclass(frozen=True)
@@ -124,15 +125,17 @@ class PositionScheme(Part):
         """The initializer and the shape of each parameter; `table_init` is that of embeddings."""
         return {}
 
-    def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
+    def add(
+        self, x: Float[Array, "B T D"], at: TokenPositions, params: Params
+    ) -> Float[Array, "B T D"]:
         """The stack's input, from `x` and the positions of its tokens."""
         return x
 
-    def rotation(self, positions: TokenPositions, head_dim: int) -> Rotation | None:
+    def rotation(self, positions: PositionArray, head_dim: int) -> Rotation | None:
         """The rotation of the queries and keys of all blocks; None rotates nothing."""
         return None
 
-    def bias(self, at: Places, params: Params) -> Float[Array, "_ N T S"] | None:
+    def bias(self, at: TokenPositions, params: Params) -> Float[Array, "_ N T S"] | None:
         """The bias of all attention logits, [1, N, T, S] or one of each text; None adds nothing."""
         return None
 
@@ -168,9 +171,11 @@ class Sinusoidal(PositionScheme):
                 f"{d_model} was given: change one of them"
             )
 
-    def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
+    def add(
+        self, x: Float[Array, "B T D"], at: TokenPositions, params: Params
+    ) -> Float[Array, "B T D"]:
         """`x` plus the rows of its positions."""
-        rows = self.offset + (at.max_len or at.length)
+        rows = self.offset + (at.max_len or at.num_keys)
         table = positional_encoding(rows, x.shape[-1], self.layout, endpoint=self.endpoint)
         return _add_rows(x, jnp.asarray(table[self.offset :]), at.positions)
 
@@ -188,12 +193,14 @@ class Learned(PositionScheme):
         """The table."""
         return {"table": (jax.nn.initializers.normal(0.02), (max_len, d_model))}
 
-    def add(self, x: Float[Array, "B T D"], at: Places, params: Params) -> Float[Array, "B T D"]:
-        """`x` plus the rows of its positions; `ValueError` if the table ends before `at.length`."""
+    def add(
+        self, x: Float[Array, "B T D"], at: TokenPositions, params: Params
+    ) -> Float[Array, "B T D"]:
+        """`x` plus the rows of its positions; `ValueError` where the table ends too early."""
         table = params["table"]
-        if at.length > len(table):
+        if at.num_keys > len(table):
             raise ValueError(
-                f"a sequence of {at.length} tokens was given, but the learned positions end at "
+                f"a sequence of {at.num_keys} tokens was given, but the learned positions end at "
                 f"max_len={len(table)}: shorten it"
             )
         return _add_rows(x, table, at.positions)
@@ -234,7 +241,7 @@ class Rotary(PositionScheme):
         rates = self.base ** (-np.arange(half, dtype=np.float32) / half)
         return self.scaling.rates(rates, self.base)
 
-    def rotation(self, positions: TokenPositions, head_dim: int) -> Rotation:
+    def rotation(self, positions: PositionArray, head_dim: int) -> Rotation:
         """The rotation of pair i by the angle position * rates[i]; positions may be fractions."""
         rates = self.rates(head_dim)
         angle = jnp.outer(positions.astype(rates.dtype), jnp.asarray(rates))
@@ -250,7 +257,7 @@ class Alibi(PositionScheme):
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Alibi())
     """
 
-    def bias(self, at: Places, params: Params) -> Float[Array, "_ N T S"]:
+    def bias(self, at: TokenPositions, params: Params) -> Float[Array, "_ N T S"]:
         """-slope * |query position - key position|."""
         distance = jnp.abs(at.distances()).astype(jnp.float32)
         distance = distance.reshape(-1, 1, *distance.shape[-2:])
@@ -283,7 +290,7 @@ class Relative(PositionScheme):
         """The number of each bucket and head."""
         return {"relative_bias": (table_init, (self.buckets, num_heads))}
 
-    def bias(self, at: Places, params: Params) -> Float[Array, "_ N T S"]:
+    def bias(self, at: TokenPositions, params: Params) -> Float[Array, "_ N T S"]:
         """The numbers of the buckets of the distances."""
         distances = at.distances()
         distances = distances.reshape(-1, *distances.shape[-2:])
@@ -291,7 +298,7 @@ class Relative(PositionScheme):
         return jnp.moveaxis(jnp.take(params["relative_bias"], bucket, axis=0), -1, 1)
 
 
-Positions = NoPositions | Sinusoidal | Learned | Rotary | Alibi | Relative
+AnyPositions = NoPositions | Sinusoidal | Learned | Rotary | Alibi | Relative
 """The schemes that a command knows by name."""
 
 

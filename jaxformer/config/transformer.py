@@ -12,15 +12,14 @@ from jaxformer.config.checks import Checked, Count, Fraction, Natural
 from jaxformer.config.parts import (
     AttentionOptions,
     EmbeddingOptions,
-    EncoderOptions,
     FeedForwardOptions,
     NormOptions,
     OutputOptions,
 )
 from jaxformer.config.positions import (
+    AnyPositions,
     Initializer,
     Learned,
-    Positions,
     PositionScheme,
     Rotary,
     Sinusoidal,
@@ -61,7 +60,7 @@ class TransformerConfig(Checked):
     """P_drop, on each sub-layer's output and on the sum of embeddings and positions."""
     source_vocab_size: Count | None = None
     """The number of source ids; None: `vocab_size`."""
-    positions: Positions | PositionScheme = Sinusoidal()
+    positions: AnyPositions | PositionScheme = Sinusoidal()
     """The source of the order of tokens."""
     norm: NormOptions = NormOptions()
     """Norms: their kind and their place."""
@@ -73,8 +72,6 @@ class TransformerConfig(Checked):
     """Embeddings: which are tied, and how they are scaled."""
     output: OutputOptions = OutputOptions()
     """The output layer: bias and soft cap of the logits."""
-    encoder: EncoderOptions = EncoderOptions()
-    """Sizes of the encoder that differ from the decoder's."""
     pooler: Literal["none", "tanh", "relu"] = "none"
     """The activation of a dense layer on an encoder's first token (BERT: tanh, the classifier of
     DistilBERT: relu)."""
@@ -94,15 +91,6 @@ class TransformerConfig(Checked):
         _check_heads(self)
         _check_vocabulary(self)
         self.positions.check(self.d_model, self.key_size)
-        _ = self.of_encoder  # checks its sizes
-
-    @property
-    def of_encoder(self) -> "TransformerConfig":
-        """The recipe of the encoder's stack."""
-        if self.encoder == EncoderOptions():
-            return self
-        heads, d_ff = self.encoder.num_heads or self.num_heads, self.encoder.d_ff or self.d_ff
-        return replace(self, num_heads=heads, d_ff=d_ff, encoder=EncoderOptions())
 
     @property
     def ties_inputs(self) -> bool:

@@ -1,19 +1,19 @@
 """Multi-head attention (Vaswani et al. 2017, section 3.2.2)."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config.parts import NormOptions
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
-from jaxformer.nn.cache import KeyValue
-from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm, check_axes
-from jaxformer.ops import dropout as ops_dropout
+from jaxformer.nn.cache import FoldBeams, KeyValue
+from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm, check_axes, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask, check_mask
@@ -46,13 +46,6 @@ class MultiHeadAttention(nn.Module):
         "out/bias": "embed",
     }
 
-    TAPS: ClassVar[dict[str, Any]] = {
-        "queries": "queries",
-        "keys_values": ("keys", "values"),
-        "attend": "heads",
-        "__call__": "output",
-    }
-
     num_heads: int
     head_dim: int | None = None
     """H, the size of a head's queries and keys; None: D / N."""
@@ -64,14 +57,16 @@ class MultiHeadAttention(nn.Module):
     """Products of queries and keys are divided by the square root of this; None: H."""
     softcap: float | None = None
     """Attention logits x become c tanh(x / c) with this c; None: they stay."""
-    query_key_norm: NormOptions | None = None
-    """The norm over each head's queries and keys, before positions; None: none."""
+    query_key_norm: bool = False
+    """A norm over each head's queries and keys, before positions."""
     dropout_rate: float = 0.0
     """Dropout on the attention weights."""
-    qkv_bias: bool = True
-    """Projections to queries, keys and values have biases."""
+    qkv_bias: bool | None = None
+    """Projections to queries, keys and values have biases; None: `use_bias`."""
     use_bias: bool = True
-    """The output projection and the norms have biases."""
+    """The output projection has a bias."""
+    make_norm: Callable[[], nn.Module] = Norm
+    """Makes the norms of queries and keys."""
     attention_fn: AttentionFn = reference
     kernel_init: Initializer = nn.initializers.xavier_uniform()
     out_init: Initializer | None = None
@@ -80,10 +75,9 @@ class MultiHeadAttention(nn.Module):
 
     def setup(self) -> None:
         self.dropout: Dropout = Dropout(self.dropout_rate, "weights")
-        if self.query_key_norm is not None:
-            kind, eps = self.query_key_norm.kind, self.query_key_norm.eps
-            self.query_norm: Norm = Norm(kind, eps, self.use_bias)
-            self.key_norm: Norm = Norm(kind, eps, self.use_bias)
+        if self.query_key_norm:
+            self.query_norm: nn.Module = self.make_norm()
+            self.key_norm: nn.Module = self.make_norm()
 
     def __call__(
         self,
@@ -101,23 +95,14 @@ class MultiHeadAttention(nn.Module):
         (self-attention), `mask` to one that allows everything. The queries are rotated by
         `rotation`, and `bias` is added to the scaled logits.
         """
-        mask = AttentionMask() if mask is None else mask
-        q = self.queries(x, rotation)
+        q = tap(self, "queries", self.project("query", x, self.num_heads, rotation=rotation))
         if kv is None:
             kv = self.keys_values(x, rotation)
         elif not isinstance(kv, tuple):
             kv = self.keys_values(kv, size=q.shape[-1])
-        heads = self.attend(q, *kv, mask, bias, self.dropout.at(dropout_rng, len(x)))
-        return self.project("out", heads, (x.shape[-1],))
-
-    def queries(
-        self, x: Float[Array, "R T D"], rotation: Rotation | None = None
-    ) -> Float[Array, "R T N H"]:
-        """The queries of `x`, rotated by `rotation`."""
-        check_axes("x", x, "B T D")
-        q = self.project("query", x, (self.num_heads, self._size(x)))
-        q = q if self.query_key_norm is None else self.query_norm(q)
-        return q if rotation is None else rotate(q, rotation)
+        mask = AttentionMask() if mask is None else mask
+        heads = self.attend(q, *kv, mask, bias, dropout_rng)
+        return tap(self, "output", self.project("out", tap(self, "heads", heads), x.shape[-1]))
 
     def keys_values(
         self, x: Float[Array, "B S E"], rotation: Rotation | None = None, size: int | None = None
@@ -126,12 +111,41 @@ class MultiHeadAttention(nn.Module):
 
         `size` is H; None: E / N where the module has no `head_dim`.
         """
+        heads = self.num_kv_heads or self.num_heads
+        k = self.project("key", x, heads, size, rotation)
+        v = self.project("value", x, heads, self.value_head_dim or k.shape[-1])
+        return KeyValue(tap(self, "keys", k), tap(self, "values", v))
+
+    @nn.compact
+    def project(
+        self,
+        name: str,
+        x: Float[Array, "..."],
+        count: int,
+        size: int | None = None,
+        rotation: Rotation | None = None,
+    ) -> Float[Array, "..."]:
+        """The projection `name` of `x` to `count` heads; "out" maps all heads to `count` numbers.
+
+        Queries and keys are normalised, if asked, and rotated by `rotation`.
+        """
+        options: dict[str, Any] = {"kernel_init": self.kernel_init, "dtype": self.dtype}
+        if name == "out":
+            options |= {"kernel_init": self.out_init or self.kernel_init}
+            return Dense(count, 2, self.use_bias, **options, name=name)(x)
         check_axes("x", x, "B T D")
-        heads, size = self.num_kv_heads or self.num_heads, size or self._size(x)
-        k = self.project("key", x, (heads, size))
-        k = k if self.query_key_norm is None else self.key_norm(k)
-        v = self.project("value", x, (heads, self.value_head_dim or size))
-        return KeyValue(k if rotation is None else rotate(k, rotation), v)
+        size = size or self.head_dim
+        if size is None and x.shape[-1] % self.num_heads:
+            raise ConfigError(
+                f"vectors of {x.shape[-1]} numbers are not divisible by num_heads="
+                f"{self.num_heads}: choose a divisor, or give head_dim"
+            )
+        has_bias = self.use_bias if self.qkv_bias is None else self.qkv_bias
+        features = count, size or x.shape[-1] // self.num_heads
+        out = Dense(features, 1, has_bias, **options, name=name)(x)
+        if self.query_key_norm and name != "value":
+            out = (self.query_norm if name == "query" else self.key_norm)(out)
+        return out if rotation is None else rotate(out, rotation)
 
     def attend(
         self,
@@ -140,39 +154,20 @@ class MultiHeadAttention(nn.Module):
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
         bias: Float[Array, "_ N Q S"] | None,
-        dropout: ops_dropout.Dropout | None,
-        **options: Any,
+        dropout_rng: DropoutRng | None,
     ) -> Float[Array, "R T N Hv"]:
         """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
-        scale = 1.0 / math.sqrt(self.query_scalar or q.shape[-1])
+        options: dict[str, Any] = {"scale": 1.0 / math.sqrt(self.query_scalar or q.shape[-1])}
         options |= {} if self.softcap is None else {"softcap": self.softcap}
+        if self.attention_fn is reference:  # no other function keeps the weights
+            options["on_weights"] = partial(tap, self, "weights")
+        dropout = self.dropout.at(dropout_rng, len(q)) if self.dropout_rate else None
         beams = len(q) // max(len(k), 1)  # their queries are further ones of a sentence
         check_mask(mask, (len(k), beams * q.shape[1], k.shape[1]))
-        q, k, v = divide_heads(q, k, v)
-        heads = self.attention_fn(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
-        return gather_heads(heads)
-
-    @nn.compact
-    def project(
-        self, name: str, x: Float[Array, "..."], features: tuple[int, ...]
-    ) -> Float[Array, "..."]:
-        """The projection `name` of `x`: to heads, or with "out" from all heads to D."""
-        is_out = name == "out"
-        default = self.kernel_init
-        return Dense(
-            features,
-            num_inputs=2 if is_out else 1,
-            use_bias=self.use_bias if is_out else self.qkv_bias,
-            dtype=self.dtype,
-            kernel_init=(self.out_init or default) if is_out else default,
-            name=name,
-        )(x)
-
-    def _size(self, x: Array) -> int:
-        """H, the size of a head's queries and keys."""
-        if self.head_dim is None and x.shape[-1] % self.num_heads:
-            raise ConfigError(
-                f"vectors of {x.shape[-1]} numbers are not divisible by num_heads="
-                f"{self.num_heads}: choose a divisor, or give head_dim"
-            )
-        return self.head_dim or x.shape[-1] // self.num_heads
+        attention_fn = self.attention_fn
+        if mask.from_cache or beams > 1:
+            attention_fn = FoldBeams(attention_fn)
+        has_mesh = not jax.sharding.get_abstract_mesh().empty
+        q, k, v = divide_heads(q, k, v) if has_mesh else (q, k, v)
+        heads = attention_fn(q, k, v, mask, bias=bias, dropout=dropout, **options)
+        return gather_heads(heads) if has_mesh else heads

@@ -14,7 +14,6 @@ two or more axes the first is the input. One axis, or none, has no input.
 
 import inspect
 import math
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +22,9 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Encoder
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
-from jaxformer.nn.layers import Dense, Norm
-from jaxformer.nn.stack import Positions, Stack
+from jaxformer.nn.layers import Dense
+from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import reference
 
 INPUT, OUTPUT = "input", "output"
@@ -35,8 +33,7 @@ INPUT, OUTPUT = "input", "output"
 FEATURES = {"embed", "heads", "kv_heads", "head_dim", "mlp"}
 """The names of axes inside blocks."""
 
-_IDS = {"vocab", "position", "type"}
-_STACKS = (Stack, Encoder)
+_IDS = {"vocab", "position", "type", "bucket"}
 
 
 class Axes(NamedTuple):
@@ -57,6 +54,8 @@ class Axes(NamedTuple):
 
     Embeddings, positions, task heads and the pooler are not: Muon leaves them to Adam.
     """
+    module: type[nn.Module] | None = None
+    """The class of the module that has the parameter."""
 
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
         """The numbers of inputs and of outputs of a parameter of `shape`, without layers."""
@@ -75,62 +74,25 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
     >>> axes["decoder/blocks_0/attention/out/kernel"][:2]
     (('heads', 'head_dim'), ('embed',))
     """
-    return axes_in(trace_modules(model, *inputs))
-
-
-def axes_in(trace: "Trace") -> dict[str, Axes]:
-    """The axes of the parameters that `trace` has seen."""
-    blocks = _blocks(trace)
-    axes = {}
-    for path, shape in trace.shapes.items():
-        rank = trace.ranks[path]
-        named_inputs, outputs = _named(trace, path, rank) or _of_module(trace, path, rank)
-        names = {*named_inputs, *outputs}
-        in_block = any(path.startswith(f"{block}/") for block in blocks)
-        axes[path] = Axes(
-            named_inputs,
-            outputs,
-            layers=len(shape) - rank,
-            is_hidden=bool(named_inputs) and not names & _IDS and (in_block or names <= FEATURES),
-        )
-    return axes
-
-
-class Trace(NamedTuple):
-    """The modules and parameters that a call of `model.init` uses."""
-
-    modules: dict[str, nn.Module]
-    """Every module by path, in the order in which they are called first."""
-    shapes: dict[str, tuple[int, ...]]
-    """The shape of each parameter."""
-    ranks: dict[str, int]
-    """The number of axes of each parameter as its module sees it, without stacked layers."""
-
-    def owner(self, path: str) -> str:
-        """The path of the module that has the parameter at `path`."""
-        return next(parent for parent in _parents(path) if parent in self.modules)
-
-
-def trace_modules(model: nn.Module, *inputs: Any) -> Trace:
-    """The modules and the shapes of the parameters of `model`; nothing is computed."""
-    modules: dict[str, nn.Module] = {}
-    ranks: dict[str, int] = {}
-    called: set[str] = set()
+    axes: dict[str, Axes] = {}
+    ranks: dict[str, int] = {}  # without stacked layers: inner modules return first
+    kinds: dict[str, type] = {}
     if hasattr(model, "attention_fn"):  # it has no parameters, and may not support the call
         model = model.clone(attention_fn=reference)
 
     def record(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        module = context.module
+        result, module = call(*args, **kwargs), context.module
         path = "/".join(module.path)
-        if context.method_name == "__call__" and path not in called:
-            modules.pop(path, None)
-            called.add(path)
-        modules.setdefault(path, module)
-        result = call(*args, **kwargs)
+        kinds[path] = type(module)
         params: Any = nn.unbox(module.variables.get("params", {}))
         leaves: dict[str, Any] = flatten_dict(params, sep="/")
-        for name, leaf in leaves.items():  # inner modules come first
-            ranks.setdefault(f"{path}/{name}".lstrip("/"), jnp.ndim(leaf))
+        for name, leaf in leaves.items():
+            full = f"{path}/{name}".lstrip("/")
+            if full not in axes:
+                ranks[full] = jnp.ndim(leaf)
+                axes[full] = _axes_of(module, name, ranks[full])
+            if named := _named(module, name, ranks[full]):  # outer modules come later and decide
+                axes[full] = axes[full]._replace(inputs=named[0], outputs=named[1])
         return result
 
     def init(*inputs: Any) -> Any:
@@ -139,8 +101,19 @@ def trace_modules(model: nn.Module, *inputs: Any) -> Trace:
     with nn.intercept_methods(record):
         params = jax.eval_shape(init, *(inputs or example_inputs(model)))
     leaves: dict[str, Any] = flatten_dict(params, sep="/")
-    shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    return Trace(modules, shapes, ranks)
+    blocks = tuple(
+        f"{path}/"
+        for path in kinds
+        if path and issubclass(kinds.get(path.rpartition("/")[0], object), Stack)
+    )
+    for path in leaves:
+        names = {*axes[path].inputs, *axes[path].outputs}
+        is_inside = path.startswith(blocks) or names <= FEATURES
+        axes[path] = axes[path]._replace(
+            layers=leaves[path].ndim - ranks[path],
+            is_hidden=bool(axes[path].inputs) and not names & _IDS and is_inside,
+        )
+    return {path: axes[path] for path in leaves}
 
 
 def example_inputs(model: nn.Module) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -153,54 +126,34 @@ def example_inputs(model: nn.Module) -> tuple[jax.ShapeDtypeStruct, ...]:
     return (ids,) * len(required)
 
 
-def _parents(path: str) -> Iterator[str]:
-    """The paths of the modules around the parameter at `path`, the innermost first."""
-    while path:
-        path = path.rpartition("/")[0]
-        yield path
-
-
-def _named(trace: Trace, path: str, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The names that the outermost module with an `AXES` for `path` gives; None without one."""
-    for parent in reversed([parent for parent in _parents(path) if parent in trace.modules]):
-        relative = path.removeprefix(parent).removeprefix("/")
-        for kind in type(trace.modules[parent]).__mro__:
-            if relative in vars(kind).get("AXES", {}):
-                text = vars(kind)["AXES"][relative]
-                before, _, after = text.rpartition("->")
-                inputs, outputs = tuple(before.split()), tuple(after.split())
-                if len(inputs) + len(outputs) != rank:
-                    raise ConfigError(
-                        f"{kind.__name__}.AXES says {text!r} of {relative}, which has {rank} axes: "
-                        f"name {rank} axes, as in 'embed -> mlp'"
-                    )
-                return inputs, outputs
+def _named(
+    module: nn.Module, name: str, rank: int
+) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    """The inputs and outputs of the parameter `name` in the `AXES` of a module's class, if any."""
+    for kind in type(module).__mro__:
+        text = vars(kind).get("AXES", {}).get(name)
+        if text is None:
+            continue
+        before, _, after = text.rpartition("->")
+        inputs, outputs = tuple(before.split()), tuple(after.split())
+        if len(inputs) + len(outputs) != rank:
+            raise ConfigError(
+                f"{kind.__name__}.AXES says {text!r} of {name}, which has {rank} axes: name {rank} "
+                "axes, as in 'embed -> mlp'"
+            )
+        return inputs, outputs
     return None
 
 
-def _of_module(trace: Trace, path: str, rank: int) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The axes of a parameter that no `AXES` names."""
-    module, name = trace.modules[trace.owner(path)], path.rpartition("/")[2]
+def _axes_of(module: nn.Module, name: str, rank: int) -> Axes:
+    """The axes of a parameter of `module` that no `AXES` names."""
+    name = name.rpartition("/")[2]
     if isinstance(module, nn.Embed):
-        return ("vocab",), ("embed",)
-    features = 1
-    if isinstance(module, Dense | nn.DenseGeneral) and isinstance(module.features, tuple):
-        features = len(module.features)
-    num_inputs = rank - features if _is_dense(module) and name == "kernel" else min(rank - 1, 1)
-    if _is_dense(module) and name == "bias":
+        return Axes(("vocab",), ("embed",), module=type(module))
+    is_dense = isinstance(module, Dense | nn.Dense | nn.DenseGeneral | nn.Conv)
+    features: Any = getattr(module, "features", 1) if is_dense else 1
+    num_outputs = len(features) if isinstance(features, tuple) else 1
+    num_inputs = rank - num_outputs if is_dense and name == "kernel" else min(rank - 1, 1)
+    if is_dense and name == "bias":
         num_inputs = 0
-    return (INPUT,) * num_inputs, (OUTPUT,) * (rank - num_inputs)
-
-
-def _is_dense(module: nn.Module) -> bool:
-    return isinstance(module, Dense | nn.Dense | nn.DenseGeneral | nn.Conv)
-
-
-def _blocks(trace: Trace) -> list[str]:
-    """The paths of the children of each `Stack` or `Encoder` other than norms and positions."""
-    return [
-        path
-        for path, module in trace.modules.items()
-        if isinstance(trace.modules.get(path.rpartition("/")[0]), _STACKS)
-        and not isinstance(module, Positions | Norm)
-    ]
+    return Axes((INPUT,) * num_inputs, (OUTPUT,) * (rank - num_inputs), module=type(module))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxformer.config.positions import Rotation
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm
+from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
 from jaxformer.ops.dropout import DropoutRng
@@ -40,8 +40,6 @@ class Block(nn.Module):
     ['attention', 'attention_norm', 'feed_forward', 'feed_forward_norm']
     """
 
-    TAPS: ClassVar[dict[str, Any]] = {"add_residual": "after_{0}"}
-
     num_heads: int
     d_ff: int
     cross: bool = False
@@ -62,6 +60,14 @@ class Block(nn.Module):
     out_init: Initializer | None = None
     """The initializer of projections into the residual; None: `kernel_init`."""
     dtype: Any = jnp.float32
+    layer: int | None = None
+    """The number of the block in its stack, from 0; None in a loop over blocks, or alone."""
+    make_attention: Callable[..., nn.Module] = MultiHeadAttention
+    """Makes its attentions from the fields of `MultiHeadAttention`."""
+    make_feed_forward: Callable[..., nn.Module] = FeedForward
+    """Makes its feed-forward network from the fields of `FeedForward`."""
+    make_norm: Callable[..., nn.Module] = Norm
+    """Makes its norms from the fields of `Norm`."""
 
     def setup(self) -> None:
         if self.attention_options.window is not None:
@@ -70,40 +76,31 @@ class Block(nn.Module):
                 f"its mask allows: give AttentionMask(causal=True, window="
                 f"{self.attention_options.window})"
             )
-        shared: dict[str, Any] = {"kernel_init": self.kernel_init, "out_init": self.out_init}
-        shared["dtype"] = self.dtype
-        options, norm = self.attention_options, self.norm_options
+        norm, shared = self.norm_options, {"use_bias": self.use_bias, "dtype": self.dtype}
+        shared |= {"kernel_init": self.kernel_init, "out_init": self.out_init}
+        options = dict(vars(self.attention_options))
+        for name in ("window", "full_every"):  # they are in the masks of the stack
+            options.pop(name)
+        make_norm = partial(self.make_norm, kind=norm.kind, eps=norm.eps, use_bias=self.use_bias)
         attention = partial(
-            MultiHeadAttention,
-            self.num_heads,
-            self.head_dim,
-            self.value_head_dim,
-            num_kv_heads=options.num_kv_heads,
-            query_scalar=options.query_scalar,
-            softcap=options.softcap,
-            query_key_norm=norm if options.query_key_norm else None,
-            dropout_rate=options.dropout_rate,
-            qkv_bias=self.use_bias if options.qkv_bias is None else options.qkv_bias,
-            use_bias=self.use_bias,
+            self.make_attention,
+            num_heads=self.num_heads,
+            head_dim=self.head_dim,
+            value_head_dim=self.value_head_dim,
+            make_norm=make_norm,
             attention_fn=self.attention_fn,
+            **options,
             **shared,
         )
-        self.attention: MultiHeadAttention = attention()
+        self.attention: nn.Module = attention()
         if self.cross:
-            self.cross_attention: MultiHeadAttention = attention()
-        self.feed_forward: FeedForward = FeedForward(
-            self.d_ff,
-            self.feed_forward_options.activation,
-            self.feed_forward_options.gated,
-            self.feed_forward_options.dropout_rate,
-            use_bias=self.use_bias,
-            **shared,
-        )
-        kind, eps, placement = norm.kind, norm.eps, norm.placement
+            self.cross_attention: nn.Module = attention()
+        options = vars(self.feed_forward_options)
+        self.feed_forward: nn.Module = self.make_feed_forward(d_ff=self.d_ff, **options, **shared)
         for part in ("attention", *(("cross_attention",) if self.cross else ()), "feed_forward"):
-            setattr(self, f"{part}_norm", Norm(kind, eps, self.use_bias))
-            if placement == "sandwich":
-                setattr(self, f"{part}_post_norm", Norm(kind, eps, self.use_bias))
+            setattr(self, f"{part}_norm", make_norm())
+            if norm.placement == "sandwich":
+                setattr(self, f"{part}_post_norm", make_norm())
             setattr(self, f"{part}_dropout", Dropout(self.dropout_rate, f"{part}_norm"))
 
     def __call__(
@@ -135,9 +132,10 @@ class Block(nn.Module):
         mask = AttentionMask() if mask is None else mask
         residual_input = x
         h = self.sublayer_input("attention", x)
-        kv = self.attention.keys_values(h, rotation)
+        kv = None  # those of `h`
         if layer_cache is not None:
-            layer_cache = layer_cache.write(kv, mask.offset)
+            new = self.attention.keys_values(h, rotation)
+            layer_cache = layer_cache.write(new, mask.offset)
             kv = layer_cache.read()
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         x = self.add_residual("attention", x, y, dropout_rng)
@@ -153,73 +151,21 @@ class Block(nn.Module):
     def sublayer_input(self, part: str, x: jax.Array) -> jax.Array:
         """The input of the sub-layer `part`."""
         x = x if self.norm_options.placement == "post" else getattr(self, f"{part}_norm")(x)
-        return gather_positions(x)
+        return x if jax.sharding.get_abstract_mesh().empty else gather_positions(x)
 
     def add_residual(
         self, part: str, x: jax.Array, y: jax.Array, dropout_rng: DropoutRng | None
     ) -> jax.Array:
         """The residual sum of `x` and the output `y` of the sub-layer `part`."""
-        y = divide_positions(y)
+        if not jax.sharding.get_abstract_mesh().empty:
+            y = divide_positions(y)
         if self.norm_options.placement == "sandwich":
             y = getattr(self, f"{part}_post_norm")(y)
-        x = x + getattr(self, f"{part}_dropout")(y, dropout_rng)
-        return getattr(self, f"{part}_norm")(x) if self.norm_options.placement == "post" else x
-
-
-class Encoder(nn.Module):
-    """A stack of bidirectional blocks on vectors (Vaswani et al. 2017, figure 1, left).
-
-    >>> encoder = jf.Encoder(num_layers=6, num_heads=8, d_ff=2048)
-    >>> x = jnp.ones((2, 7, 512)) + jf.positional_encoding(7, 512)[None]
-    >>> real = jnp.array([[1] * 7, [1] * 5 + [0] * 2], bool)  # the second text has padding
-    >>> out, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), x, real)
-    >>> out.shape
-    (2, 7, 512)
-    """
-
-    num_layers: int
-    num_heads: int
-    d_ff: int
-    dropout_rate: float = 0.0
-    norm_options: NormOptions = NormOptions()
-    attention_options: AttentionOptions = AttentionOptions()
-    feed_forward_options: FeedForwardOptions = FeedForwardOptions()
-    attention_fn: AttentionFn = reference
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Float[Array, "B T D"],
-        padding_mask: Array | None = None,
-        *,
-        dropout_rng: DropoutRng | None = None,
-    ) -> Float[Array, "B T D"]:
-        """`x` after all blocks; `padding_mask` [B, T] is True at real tokens.
-
-        Raises `ConfigError` for a window, which only causal attention has.
-        """
-        if self.attention_options.window is not None:
-            raise ConfigError(
-                f"attention_options.window={self.attention_options.window}, but an Encoder sees "
-                "all tokens: leave it out, or build a DecoderOnly, whose attention is causal"
-            )
-        mask = AttentionMask(padding_mask=padding_mask)
-        for i in range(self.num_layers):
-            block = Block(
-                self.num_heads,
-                self.d_ff,
-                dropout_rate=self.dropout_rate,
-                norm_options=self.norm_options,
-                attention_options=self.attention_options,
-                feed_forward_options=self.feed_forward_options,
-                attention_fn=self.attention_fn,
-                dtype=self.dtype,
-                name=f"blocks_{i}",
-            )
-            x, _ = block(x, mask, dropout_rng=dropout_rng)
-        norm = self.norm_options
-        return x if norm.placement == "post" else Norm(norm.kind, norm.eps, name="final_norm")(x)
+        if self.dropout_rate:
+            y = getattr(self, f"{part}_dropout")(y, dropout_rng)
+        x = x + y
+        x = getattr(self, f"{part}_norm")(x) if self.norm_options.placement == "post" else x
+        return tap(self, f"after_{part}", x)
 
 
 MakeBlock = Callable[..., nn.Module]

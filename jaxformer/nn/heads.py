@@ -1,6 +1,6 @@
 """Models with a task: a masked language model, classifiers, and the span of an answer."""
 
-from typing import Any, ClassVar, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from flax import linen as nn
@@ -8,9 +8,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap
-from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model
-from jaxformer.nn.stack import make_norm
+from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap, tap
+from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model, Tokens
 from jaxformer.ops.dense import add_bias, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -41,8 +40,6 @@ class MaskedLanguageModel(Model):
     (2, 3, 11)
     """
 
-    TAPS: ClassVar[dict[str, Any]] = {"lm_head": "logits"}
-
     def setup(self) -> None:
         config = self.config
         if config.output.bias is False:
@@ -52,7 +49,8 @@ class MaskedLanguageModel(Model):
         self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
         init = config.dense_init
         self.transform: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)
-        self.transform_norm: Norm = make_norm(config)
+        norm = config.norm
+        self.transform_norm: Norm = Norm(norm.kind, norm.eps, config.use_bias)
         shape = (config.vocab_size,)
         self.bias: Array = self.param("bias", nn.initializers.zeros, shape, jnp.float32)
         if config.pooler != "none":
@@ -60,7 +58,7 @@ class MaskedLanguageModel(Model):
 
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"] | None = None,
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         masked_positions: Int[AnyArray, "B P"] | None = None,
@@ -77,7 +75,7 @@ class MaskedLanguageModel(Model):
 
     def hidden(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"] | None = None,
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         masked_positions: Int[AnyArray, "B P"] | None = None,
@@ -93,8 +91,8 @@ class MaskedLanguageModel(Model):
         x = ACTIVATIONS[self.config.feed_forward.activation](self.transform(hidden))
         x = self.transform_norm(x)
         logits = logits_matmul(x, self.encoder.embedding.table.T)
-        logits = add_bias(logits, self.bias)
-        return softcap(logits, self.config.output.softcap)
+        logits, cap = add_bias(logits, self.bias), self.config.output.softcap
+        return tap(self, "logits", logits if cap is None else softcap(logits, cap))
 
     def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:
         """The logits of whether sentence B follows sentence A; None without `config.pooler`."""
@@ -102,7 +100,7 @@ class MaskedLanguageModel(Model):
 
     def encode(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"] | None = None,
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
@@ -135,7 +133,7 @@ class Classifier(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
@@ -165,7 +163,7 @@ class TokenClassifier(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
@@ -188,7 +186,7 @@ class SpanPredictor(nn.Module):
     @nn.compact
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,

@@ -1,79 +1,32 @@
 """Taps: named values inside a model, read and replaced (activation patching).
 
 The name of a value is the path of its module and a name within it, such as
-`decoder/blocks_2/feed_forward/hidden`. A module class says in `TAPS` which of its methods return
-such values; modules themselves know nothing of taps. Replacements reach a model as a collection of
-variables, that is, as an argument.
+`decoder/blocks_2/feed_forward/hidden`. A module passes such a value through `tap`. Replacements
+reach a model as a collection of variables, that is, as an argument.
 """
 
 import difflib
 import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
-from jaxtyping import Array, Float
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.layers import INTERMEDIATES, REPLACEMENTS
 from jaxformer.nn.models import EncoderDecoder, Model
-from jaxformer.nn.stack import INTERMEDIATES, REPLACEMENTS, STACKED, unstack_blocks
+from jaxformer.nn.stack import STACKED, unstack_blocks
 from jaxformer.ops.attention import reference
 
 Replacement = Callable[[jax.Array], Any]
 """A function from a value to what takes its place, of the same shape."""
-
-
-def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """`x`, or what replaces the value `name` of `module`; recorded if asked.
-
-    >>> class Doubled(nn.Module):
-    ...     def __call__(self, x):
-    ...         return tap(self, "doubled", 2 * x)
-    >>> _, values = jf.read_taps(Doubled(), {}, jnp.array([1.0, 3.0]))
-    >>> values["doubled"]
-    Array([2., 6.], dtype=float32)
-    """
-    if module.has_variable(REPLACEMENTS, name):
-        x = module.get_variable(REPLACEMENTS, name)(x)
-    module.sow(INTERMEDIATES, name, x)
-    return x
-
-
-def tapping() -> AbstractContextManager[None]:
-    """A context in which the results of the methods that `TAPS` names are taps.
-
-    `TAPS` maps a method to the name of its result, or to the names in a tuple of results (None: no
-    tap); "{0}" in a name stands for the first argument of the call.
-    """
-    return nn.intercept_methods(_tap_results)
-
-
-def _tap_results(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-    module = context.module
-    if isinstance(module, MultiHeadAttention) and context.method_name == "attend":
-        attention_fn = module.attention_fn  # or `FoldBeams` around it
-        if getattr(attention_fn, "attention_fn", attention_fn) is reference:
-            kwargs = kwargs | {"on_weights": partial(tap, module, "weights")}
-    result = call(*args, **kwargs)
-    names = getattr(module, "TAPS", {}).get(context.method_name)
-    if names is None:
-        return result
-    if isinstance(names, str):
-        return tap(module, names.format(*args[:1]), result)
-    values = [
-        x if name is None else tap(module, name, x) for name, x in zip(names, result, strict=True)
-    ]
-    return type(result)(*values) if hasattr(result, "_fields") else tuple(values)
 
 
 def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
@@ -105,9 +58,7 @@ def read_taps(
     >>> values[name].shape, float(values[name][0, 1, 0, 0])  # the first token sees only itself
     ((1, 2, 3, 3), 1.0)
     """
-    # A `Patched` model opens the context itself.
-    with nullcontext() if isinstance(model, Patched) else tapping():
-        result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
+    result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
     values = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
     if names is None:
         return result, values
@@ -152,8 +103,7 @@ class Patched:
 
     def apply(self, variables: Any, *args: Any, **kwargs: Any) -> Any:
         """`model.apply` with the replacements."""
-        with tapping():
-            return self.model.apply({**variables, REPLACEMENTS: self._variables()}, *args, **kwargs)
+        return self.model.apply({**variables, REPLACEMENTS: self._variables()}, *args, **kwargs)
 
     def _variables(self) -> dict[str, Any]:
         """The replacements as a tree; those of blocks in one loop choose by the layer's number."""
@@ -216,8 +166,7 @@ def _traced(model: Any, shapes: tuple[jax.ShapeDtypeStruct, ...]) -> dict[str, A
         model = model.clone(attention_fn=_shape_of_attention)
 
     def init(*inputs: Any) -> Any:
-        with tapping():
-            return model.init(jax.random.key(0), *inputs, mutable=True).get(INTERMEDIATES, {})
+        return model.init(jax.random.key(0), *inputs, mutable=True).get(INTERMEDIATES, {})
 
     return jax.eval_shape(init, *shapes)
 

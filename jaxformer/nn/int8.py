@@ -1,13 +1,13 @@
 """Weights as 8-bit integers: a quarter of the memory, faster steps on a CPU."""
 
-import math
+from functools import partial
 from typing import Any
 
 import jax
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from jaxformer.nn.axes import axes_in, trace_modules
+from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.layers import Dense, Embedding, LMHead
 from jaxformer.ops.dense import QuantizedMatrix, quantize_matrix
 
@@ -30,19 +30,17 @@ def quantize(model: nn.Module, params: Any) -> Any:
     >>> table.values.shape, table.values.dtype, table.scale.shape  # 11 rows, each with a scale
     ((11, 8), dtype('int8'), (11,))
     """
-    trace = trace_modules(model)
-    axes = axes_in(trace)
+    axes = parameter_axes(model)
     leaves: dict[str, Any] = flatten_dict(params, sep="/")
-    for path, leaf in leaves.items():
-        parent, _, name = path.rpartition("/")
-        module = trace.modules.get(parent)
-        if name == "table" and isinstance(module, Embedding):
+    for path in leaves.keys() & axes.keys():
+        leaf, kind, name = leaves[path], axes[path].module or object, path.rpartition("/")[2]
+        if name == "table" and issubclass(kind, Embedding):
             leaves[path] = quantize_matrix(leaf, 1)
-        elif name == "kernel" and isinstance(module, LMHead):
+        elif name == "kernel" and issubclass(kind, LMHead):
             leaves[path] = quantize_matrix(leaf, 0)
-        elif name == "kernel" and isinstance(module, Dense):
-            size = math.prod(leaf.shape[axes[path].layers :][: len(axes[path].inputs)])
-            of_layer = lambda leaf, size=size: _of_outputs(leaf, size)  # noqa: E731
+        elif name == "kernel" and issubclass(kind, Dense):
+            size, _ = axes[path].matrix_shape(leaf.shape)
+            of_layer = partial(_of_outputs, inputs=size)
             leaves[path] = jax.vmap(of_layer)(leaf) if axes[path].layers else of_layer(leaf)
     return unflatten_dict(leaves, sep="/")
 

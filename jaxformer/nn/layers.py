@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -21,9 +22,9 @@ from jaxformer.ops.masks import AnyArray
 Initializer = nn.initializers.Initializer
 
 
-def softcap(x: Float[Array, "*shape"], cap: float | None) -> Float[Array, "*shape"]:
-    """cap * tanh(x / cap), which is near small `x` and at most `cap` (Gemma 2); None: `x`."""
-    return x if cap is None else cap * jnp.tanh(x / cap)
+def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
+    """cap * tanh(x / cap), which is near small `x` and at most `cap` (Gemma 2)."""
+    return cap * jnp.tanh(x / cap)
 
 
 def check_axes(name: str, x: Any, axes: str) -> None:
@@ -33,6 +34,28 @@ def check_axes(name: str, x: Any, axes: str) -> None:
             f"{name} has the shape {jnp.shape(x)}, but must be [{', '.join(axes.split())}]: one "
             "example alone is a batch of one, as in x[None]"
         )
+
+
+INTERMEDIATES = "intermediates"
+"""The collection in which values are recorded if it is mutable."""
+REPLACEMENTS = "replacements"
+"""The collection that holds a function for each value to replace (see `inspection`)."""
+
+
+def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """`x`, or what replaces the value `name` of `module`; recorded if asked.
+
+    >>> class Doubled(nn.Module):
+    ...     def __call__(self, x):
+    ...         return tap(self, "doubled", 2 * x)
+    >>> _, values = jf.read_taps(Doubled(), {}, jnp.array([1.0, 3.0]))
+    >>> values["doubled"]
+    Array([2., 6.], dtype=float32)
+    """
+    if module.has_variable(REPLACEMENTS, name):
+        x = module.get_variable(REPLACEMENTS, name)(x)
+    module.sow(INTERMEDIATES, name, x)
+    return x
 
 
 class Dropout(nn.Module):
@@ -46,7 +69,7 @@ class Dropout(nn.Module):
         self, x: Float[Array, "B ... F"], rng: DropoutRng | None
     ) -> Float[Array, "B ... F"]:
         """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
-        dropout = self.at(rng, len(x))
+        dropout = self.at(rng, len(x)) if self.rate else None
         return x if dropout is None else dropout(x)
 
     def at(self, rng: DropoutRng | None, rows: int) -> ops_dropout.Dropout | None:
@@ -54,8 +77,6 @@ class Dropout(nn.Module):
 
         Raises `ValueError` for a key in `rngs` without `rng`.
         """
-        if self.rate == 0.0:
-            return None
         rng = dropout_rng_of(self, rng, rows)
         place = "/".join((*self.path[:-1], self.place))
         return None if rng is None else ops_dropout.Dropout(rng, place, self.rate)
@@ -108,16 +129,24 @@ class Embedding(nn.Module):
         shape = self.vocab_size, self.d_model
         self.table: Any = weights(self, "table", init, shape)
 
-    def __call__(self, ids: Int[AnyArray, "*shape"]) -> Float[Array, "*shape D"]:
-        """The vectors of `ids`; `ValueError` for ids outside the table, unless they are traced."""
-        self._check_ids(ids)
+    def __call__(
+        self, ids: Int[AnyArray, "*shape"] | Float[AnyArray, "*shape D"]
+    ) -> Float[Array, "*shape D"]:
+        """The vectors of `ids`, or vectors as they are.
+
+        Raises `ValueError` for ids outside the table, unless they are traced.
+        """
+        if jnp.issubdtype(ids.dtype, jnp.floating):
+            return jnp.asarray(ids, self.dtype)
+        if not isinstance(ids, Tracer):
+            self._check_ids(ids)
         vectors = take_rows(self.table, ids).astype(self.dtype)
         if self.zero_id is not None:
             vectors = jnp.where(jnp.equal(ids, self.zero_id)[..., None], 0.0, vectors)
         return vectors * math.sqrt(self.d_model) if self.scale else vectors
 
     def _check_ids(self, ids: Int[AnyArray, "*shape"]) -> None:
-        if isinstance(ids, Tracer) or not getattr(ids, "is_fully_addressable", True):
+        if not getattr(ids, "is_fully_addressable", True):
             return
         ids = np.asarray(ids)
         outside = ids[(ids < 0) | (ids >= self.vocab_size)]
@@ -160,7 +189,7 @@ class LMHead(nn.Module):
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, (self.vocab_size,), jnp.float32)
             logits = add_bias(logits, bias)
-        return softcap(logits, self.softcap)
+        return logits if self.softcap is None else softcap(logits, self.softcap)
 
 
 class Norm(nn.Module):
@@ -254,8 +283,6 @@ class FeedForward(nn.Module):
         "down/bias": "embed",
     }
 
-    TAPS: ClassVar[dict[str, Any]] = {"hidden": "hidden", "__call__": "output"}
-
     d_ff: int
     activation: Activation = "relu"
     gated: bool = False
@@ -267,29 +294,20 @@ class FeedForward(nn.Module):
     """The initializer of the projection into the residual; None: `kernel_init`."""
     dtype: Any = jnp.float32
 
-    def setup(self) -> None:
-        self.dropout: Dropout = Dropout(self.dropout_rate, "hidden")
-
+    @nn.compact
     def __call__(
         self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | None = None
     ) -> Float[Array, "B T D"]:
         """FFN(x), through a hidden layer [B, T, F]."""
-        return self.project("down", self.dropout(self.hidden(x), dropout_rng), x.shape[-1])
-
-    def hidden(self, x: Float[Array, "B T D"]) -> Float[Array, "B T F"]:
-        """max(0, x W_1 + b_1), with the activation in place of the maximum."""
-        activation = ACTIVATIONS[self.activation]
+        project = partial(
+            Dense, use_bias=self.use_bias, kernel_init=self.kernel_init, dtype=self.dtype
+        )
+        hidden = project(self.d_ff, name="gate" if self.gated else "up")(x)
+        hidden = ACTIVATIONS[self.activation](hidden)
         if self.gated:
-            return activation(self.project("gate", x, self.d_ff)) * self.project("up", x, self.d_ff)
-        return activation(self.project("up", x, self.d_ff))
-
-    @nn.compact
-    def project(self, name: str, x: Float[Array, "B T I"], size: int) -> Float[Array, "B T O"]:
-        """The projection `name` of `x` to vectors of `size` numbers."""
-        return Dense(
-            size,
-            use_bias=self.use_bias,
-            dtype=self.dtype,
-            kernel_init=(name == "down" and self.out_init) or self.kernel_init,
-            name=name,
-        )(x)
+            hidden = hidden * project(self.d_ff, name="up")(x)
+        hidden = tap(self, "hidden", hidden)
+        if self.dropout_rate:
+            hidden = Dropout(self.dropout_rate, "hidden")(hidden, dropout_rng)
+        out_init = self.out_init or self.kernel_init
+        return tap(self, "output", project(x.shape[-1], kernel_init=out_init, name="down")(hidden))

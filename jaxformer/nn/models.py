@@ -1,10 +1,11 @@
 """The three families of Transformers, made of one block.
 
 Arguments that are masks are True where attention is allowed. `dropout_rng` None means no dropout.
+In place of ids [B, T] all models take vectors [B, T, D], in the size that `embedding(ids)` has.
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +16,16 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
-from jaxformer.nn.layers import Dense, Embedding, LMHead, check_axes, dropout_rng_of
-from jaxformer.nn.stack import ScannedStack, Stack
+from jaxformer.nn.layers import Dense, Embedding, LMHead, check_axes, dropout_rng_of, tap
+from jaxformer.nn.stack import Stack, make_stack
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, as_padding_mask
+
+Tokens = Int[AnyArray, "B T"] | Float[AnyArray, "B T D"]
+"""Ids, or vectors in their place."""
+Source = Int[AnyArray, "B S"] | Float[AnyArray, "B S D"]
+"""The same, of a source."""
 
 
 def make_embedding(
@@ -37,25 +43,16 @@ class Model(nn.Module):
     attention_fn: AttentionFn = reference
     block: MakeBlock = Block
 
-    @nn.nowrap
-    def make_stack(
-        self, num_layers: int, cross: bool = False, config: TransformerConfig | None = None
-    ) -> Stack:
-        """A stack of `num_layers` blocks of `config`; None means that of the model."""
-        config = config or self.config
-        kind = ScannedStack if config.scan_layers else Stack
-        return kind(config, num_layers, cross, self.attention_fn, self.block)
-
     def embed(
         self,
         embedding: Embedding,
-        ids: Int[AnyArray, "B T"],
+        ids: Tokens,
         dropout_rng: DropoutRng | None,
         side: str = "target",
     ) -> Float[Array, "B T D"]:
         """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
-        check_axes("ids", ids, "B T")
         x, rate = embedding(ids), self.config.embeddings.dropout_rate
+        check_axes("ids", x[..., 0], "B T")
         if not rate:
             return x
         name = "/".join((*self.path, f"{side}_words"))
@@ -65,8 +62,6 @@ class Model(nn.Module):
 
 class DecodingModel(Model):
     """The base of the models that decode."""
-
-    TAPS: ClassVar[dict[str, Any]] = {"lm_head": "logits"}
 
     _cross = False  # whether the decoder attends to an encoder
 
@@ -83,30 +78,26 @@ class DecodingModel(Model):
         self.output: LMHead = LMHead(
             config.vocab_size, bool(output.bias), output.softcap, config.dense_init
         )
-        self.decoder: Stack = self.make_stack(config.num_decoder_layers, self._cross)
+        self.decoder: Stack = make_stack(
+            config, config.num_decoder_layers, self._cross, self.attention_fn, self.block
+        )
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
         tied = self.embedding if self.config.ties_output else None
-        return self.output(hidden, tied)
+        return tap(self, "logits", self.output(hidden, tied))
 
     def decode_step(
-        self, tokens: Int[AnyArray, "B W T"], cache: Cache
+        self, tokens: Int[AnyArray, "B W T"] | Float[AnyArray, "B W T D"], cache: Cache
     ) -> tuple[Float[Array, "B W T V"], Cache]:
         """The logits of the token after each of `tokens`, and the cache with `tokens` added.
 
         Raises `ValueError` if they do not fit into the cache. While tracing, only T itself can be
         compared with `cache.max_length`: the caller counts the tokens.
         """
-        x, cache = self.decoder(
-            self.embedding(tokens.reshape(-1, tokens.shape[-1])),
-            cache.mask(),
-            positions=cache.positions(tokens.shape[-1]),
-            cache=cache,
-            encoder_kv=cache.encoder_kv,
-            encoder_mask=AttentionMask(padding_mask=cache.padding_mask),
-        )
-        return self.lm_head(x).reshape(*tokens.shape, -1), cache
+        shape = tokens.shape[:3]
+        x, cache = self.decoder.decode(self.embedding(tokens.reshape(-1, *tokens.shape[2:])), cache)
+        return self.lm_head(x).reshape(*shape, -1), cache
 
 
 class EncoderDecoder(DecodingModel):
@@ -136,12 +127,14 @@ class EncoderDecoder(DecodingModel):
         if not config.ties_inputs:
             size = config.source_vocab_size or config.vocab_size
             self.source_embedding: Embedding = make_embedding(config, size)
-        self.encoder: Stack = self.make_stack(config.num_encoder_layers, config=config.of_encoder)
+        self.encoder: Stack = make_stack(
+            config, config.num_encoder_layers, False, self.attention_fn, self.block
+        )
 
     def __call__(
         self,
-        source: Int[AnyArray, "B S"],
-        target: Int[AnyArray, "B T"],
+        source: Source,
+        target: Tokens,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
         dropout_rng: DropoutRng | None = None,
@@ -155,26 +148,25 @@ class EncoderDecoder(DecodingModel):
 
     def hidden(
         self,
-        source: Int[AnyArray, "B S"],
-        target: Int[AnyArray, "B T"],
+        source: Source,
+        target: Tokens,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B T D"]:
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         encoded = self.encode(source, padding_mask, dropout_rng=dropout_rng)
-        x, _ = self.decoder(
+        return self.decoder(
             self.embed(self.embedding, target, dropout_rng),
             AttentionMask(causal=True),
             encoder_kv=self.decoder.encoder_keys_values(encoded),
             encoder_mask=AttentionMask(padding_mask=padding_mask),
             dropout_rng=dropout_rng,
         )
-        return x
 
     def encode(
         self,
-        source: Int[AnyArray, "B S"],
+        source: Source,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
         dropout_rng: DropoutRng | None = None,
@@ -182,13 +174,11 @@ class EncoderDecoder(DecodingModel):
         """The encoder's output for `source`."""
         embedding = self.embedding if self.config.ties_inputs else self.source_embedding
         x = self.embed(embedding, source, dropout_rng, "source")
-        mask = AttentionMask(padding_mask=padding_mask)
-        encoded, _ = self.encoder(x, mask, dropout_rng=dropout_rng)
-        return encoded
+        return self.encoder(x, padding_mask, dropout_rng=dropout_rng)
 
     def init_cache(
         self,
-        source: Int[AnyArray, "B S"],
+        source: Source,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
         max_length: int,
@@ -218,7 +208,7 @@ class DecoderOnly(DecodingModel):
 
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         segments: Int[AnyArray, "B T"] | None = None,
         positions: Int[AnyArray, "B T"] | None = None,
         *,
@@ -233,7 +223,7 @@ class DecoderOnly(DecodingModel):
 
     def hidden(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         segments: Int[AnyArray, "B T"] | None = None,
         positions: Int[AnyArray, "B T"] | None = None,
         *,
@@ -242,12 +232,11 @@ class DecoderOnly(DecodingModel):
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
         x = self.embed(self.embedding, tokens, dropout_rng)
-        x, _ = self.decoder(x, mask, positions=positions, dropout_rng=dropout_rng)
-        return x
+        return self.decoder(x, mask, positions=positions, dropout_rng=dropout_rng)
 
     def pooled(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"],
         *,
         mean: bool = False,
@@ -320,7 +309,9 @@ class EncoderOnly(Model):
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         if config.embeddings.num_types:
             self.type_embedding: Embedding = make_embedding(config, config.embeddings.num_types)
-        self.encoder: Stack = self.make_stack(config.num_encoder_layers, config=config.of_encoder)
+        self.encoder: Stack = make_stack(
+            config, config.num_encoder_layers, False, self.attention_fn, self.block
+        )
         if config.pooler != "none":
             self.pooler: Dense = Dense(
                 config.d_model, dtype=config.dtype, kernel_init=config.dense_init
@@ -328,7 +319,7 @@ class EncoderOnly(Model):
 
     def __call__(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"] | None = None,
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
@@ -340,10 +331,9 @@ class EncoderOnly(Model):
         """
         x = self.embed(self.embedding, tokens, dropout_rng)
         if self.config.embeddings.num_types:
-            types = jnp.zeros_like(tokens) if token_type_ids is None else token_type_ids
-            x = x + self.type_embedding(types)
-        mask = AttentionMask(padding_mask=padding_mask)
-        hidden, _ = self.encoder(x, mask, dropout_rng=dropout_rng)
+            zeros = jnp.zeros(tokens.shape[:2], jnp.int32)
+            x = x + self.type_embedding(zeros if token_type_ids is None else token_type_ids)
+        hidden = self.encoder(x, padding_mask, dropout_rng=dropout_rng)
         if self.config.pooler == "none":
             return EncoderOutput(hidden, None)
         activation = {"tanh": jnp.tanh, "relu": jax.nn.relu}[self.config.pooler]
@@ -351,7 +341,7 @@ class EncoderOnly(Model):
 
     def pooled(
         self,
-        tokens: Int[AnyArray, "B T"],
+        tokens: Tokens,
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,

@@ -10,13 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config import Places, PositionScheme, Rotation, TransformerConfig
+from jaxformer.config import NoPositions, NormOptions, PositionScheme, TransformerConfig
+from jaxformer.config.positions import ParamSpecs, TokenPositions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
-from jaxformer.nn.cache import Cache, FoldBeams, KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, Initializer, Norm
+from jaxformer.nn.cache import Cache, KeyValue, LayerCache
+from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray, AttentionMask
@@ -24,23 +25,23 @@ from jaxformer.ops.partitioning import divide_positions, gather_positions
 
 STACKED = "stacked_blocks"
 """The name of the subtree of parameters whose leaves have a leading layer axis."""
-INTERMEDIATES = "intermediates"
-"""The collection in which values are recorded if it is mutable."""
-REPLACEMENTS = "replacements"
-"""The collection that holds a function for each value to replace."""
 
-
-def make_norm(config: TransformerConfig) -> Norm:
-    """A norm of the model of `config`."""
-    return Norm(config.norm.kind, config.norm.eps, config.use_bias)
+_NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
 
 
 def make_block(
-    config: TransformerConfig, cross: bool, attention_fn: AttentionFn, block: MakeBlock = Block
+    config: TransformerConfig,
+    cross: bool,
+    attention_fn: AttentionFn,
+    block: MakeBlock = Block,
+    layer: int | None = None,
 ) -> nn.Module:
-    """A `block` of the stack of `config`, with cross-attention if `cross`."""
+    """Block number `layer` of the stack of `config`, with cross-attention if `cross`."""
     if isinstance(block, Remat):
         block = partial(block, in_scan=config.scan_layers)
+    attention = config.attention
+    if attention.window is not None:  # which is in the stack's mask
+        attention = replace(attention, window=None, full_every=None)
     return block(
         num_heads=config.num_heads,
         d_ff=config.d_ff,
@@ -49,123 +50,223 @@ def make_block(
         value_head_dim=config.value_head_dim,
         dropout_rate=config.dropout_rate,
         norm_options=config.norm,
-        attention_options=replace(config.attention, window=None, full_every=None),
+        attention_options=attention,
         feed_forward_options=config.feed_forward,
         use_bias=config.use_bias,
-        attention_fn=FoldBeams(attention_fn),
+        attention_fn=attention_fn,
         kernel_init=config.dense_init,
         out_init=config.residual_init,
         dtype=config.dtype,
+        layer=layer,
     )
 
 
-class Positions(nn.Module):
-    """The parameters of a position scheme, and what it gives a stack.
+def make_stack(
+    config: TransformerConfig,
+    num_layers: int,
+    cross: bool = False,
+    attention_fn: AttentionFn = reference,
+    block: MakeBlock = Block,
+) -> "Stack":
+    """The stack of `config`: the one function that turns a recipe into modules.
 
-    >>> x = jnp.zeros((2, 3, 8))
-    >>> positions = Positions(jf.Rotary(), head_dim=4)
-    >>> y, rotation, bias = positions.apply({}, x, jf.Places(jnp.arange(3), jnp.arange(3), 3))
-    >>> rotation.sin.shape, bias  # [1, T, 1, H/2]
-    ((1, 3, 1, 2), None)
+    `block` makes each block from the fields of `Block`: `Block`, one of `REMAT`, or your own.
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
+    >>> stack, x = make_stack(config, num_layers=2), jnp.ones((3, 5, 8))
+    >>> variables = jax.eval_shape(stack.init, jax.random.key(0), x)
+    >>> sorted(variables["params"])
+    ['blocks_0', 'blocks_1']
     """
+    if not callable(attention_fn):
+        raise ConfigError(
+            f"attention_fn={attention_fn!r} is not a function: give one of ATTENTION_FNS[...] with "
+            f"{', '.join(map(repr, ATTENTION_FNS))}"
+        )
+    kind = ScannedStack if config.scan_layers else Stack
+    return kind(
+        num_layers,
+        partial(make_block, config, cross, attention_fn, block),
+        config.num_heads,
+        head_dim=config.key_size,
+        scheme=config.positions,
+        max_len=config.max_len,
+        table_init=config.table_init,
+        dropout_rate=config.dropout_rate,
+        window=config.attention.window,
+        full_every=config.attention.full_every,
+        make_norm=partial(Norm, config.norm.kind, config.norm.eps, config.use_bias),
+        input_norm=config.embeddings.norm,
+        output_norm=config.norm.placement != "post",
+    )
+
+
+def Encoder(  # noqa: N802  (it makes a module, as a class does)
+    num_layers: int,
+    num_heads: int,
+    d_ff: int,
+    positions: PositionScheme = _NO_POSITIONS,
+    norm_options: NormOptions = _POST_NORM,
+    name: str | None = None,
+    **fields: Any,
+) -> "Stack":
+    """A stack of bidirectional blocks on vectors (Vaswani et al. 2017, figure 1, left).
+
+    `fields` are further ones of `Block`, such as `dropout_rate`.
+
+    >>> encoder = jf.Encoder(num_layers=6, num_heads=8, d_ff=2048, positions=jf.Sinusoidal())
+    >>> real = jnp.array([[1] * 7, [1] * 5 + [0] * 2], bool)  # the second text has padding
+    >>> x = jnp.ones((2, 7, 512))
+    >>> out, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), x, real)
+    >>> out.shape
+    (2, 7, 512)
+    """
+    return Stack(
+        num_layers,
+        partial(Block, num_heads, d_ff, norm_options=norm_options, **fields),
+        num_heads,
+        scheme=positions,
+        make_norm=partial(Norm, norm_options.kind, norm_options.eps),
+        output_norm=norm_options.placement != "post",
+        name=name,
+    )
+
+
+class PositionParams(nn.Module):
+    """The parameters of a position scheme by name, from its initializers and shapes."""
 
     AXES: ClassVar[Mapping[str, str]] = {
         "table": "position -> embed",
         "relative_bias": "bucket -> heads",
     }
 
-    scheme: PositionScheme
-    head_dim: int
-    max_len: int = 512
-    table_init: Initializer = nn.initializers.normal(0.02)
+    specs: ParamSpecs
 
     @nn.compact
-    def __call__(
-        self, x: Float[Array, "R T D"], at: Places
-    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "_ N T S"] | None]:
-        """`x` with positions, the rotation of queries and keys, and the bias of the logits."""
-        params = {}
-        specs = self.scheme.params(x.shape[-1], at.num_heads, self.max_len, self.table_init)
-        for name, (init, shape) in specs.items():
-            params[name] = self.param(name, init, shape, jnp.float32)
-        rotation = self.scheme.rotation(at.positions, self.head_dim)
-        return self.scheme.add(x, at, params), rotation, self.scheme.bias(at, params)
+    def __call__(self) -> dict[str, Array]:
+        """The parameters, float32."""
+        specs = self.specs.items()
+        return {name: self.param(name, init, shape, jnp.float32) for name, (init, shape) in specs}
 
 
 class Stack(nn.Module):
-    """Positions, then `num_layers` blocks one after the other, then a norm unless post-norm.
+    """Positions, then `num_layers` blocks one after the other, then a norm.
 
-    `block` makes each block from the fields of `Block`: `Block`, one of `REMAT`, or your own.
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
-    >>> stack, x = jf.Stack(config, num_layers=2), jnp.ones((3, 5, 8))
-    >>> variables = jax.eval_shape(lambda: stack.init(jax.random.key(0), x, jf.AttentionMask()))
+    >>> stack, x = jf.Stack(2, partial(jf.Block, 2, 12), num_heads=2), jnp.ones((3, 5, 8))
+    >>> variables = jax.eval_shape(stack.init, jax.random.key(0), x)
     >>> sorted(variables["params"])
-    ['blocks_0', 'blocks_1']
+    ['blocks_0', 'blocks_1', 'final_norm']
     """
 
-    TAPS: ClassVar[dict[str, Any]] = {
-        "add_positions": ("input", None, None),
-        "__call__": ("output", None),
-    }
-
-    config: TransformerConfig
     num_layers: int
-    cross: bool = False
-    attention_fn: AttentionFn = reference
-    block: MakeBlock = Block
+    make_block: MakeBlock
+    """make_block(layer=i) -> block i, called as `Block` is."""
+    num_heads: int
+    """N, for the positions, as the fields down to `table_init`."""
+    head_dim: int | None = None
+    """H; None: D / N."""
+    scheme: PositionScheme = NoPositions()
+    max_len: int = 512
+    table_init: Initializer = nn.initializers.normal(0.02)
+    dropout_rate: float = 0.0
+    """Dropout on the input, with its positions."""
+    window: int | None = None
+    """In causal self-attention, how many tokens a token attends to; None: all."""
+    full_every: int | None = None
+    """Each layer whose number, from 1, is a multiple of this has no window."""
+    make_norm: Callable[[], nn.Module] = Norm
+    input_norm: bool = False
+    """A norm of the input, with its positions."""
+    output_norm: bool = True
 
     def setup(self) -> None:
-        config = self.config
-        if not callable(self.attention_fn):
-            raise ConfigError(
-                f"attention_fn={self.attention_fn!r} is not a function: give one of "
-                f"ATTENTION_FNS[...] with {', '.join(map(repr, ATTENTION_FNS))}"
-            )
         if self.num_layers < 1:
             field = f"num_{self.name}_layers" if self.name else "num_layers"
             raise ConfigError(
                 f"{field}={self.num_layers}, but this model needs at least 1: give more, or build "
                 "a model without it"
             )
-        self.set_blocks(partial(make_block, config, self.cross, self.attention_fn, self.block))
-        sizes = config.key_size, config.max_len
-        self.positions: Positions = Positions(config.positions, *sizes, config.table_init)
-        self.dropout: Dropout = Dropout(config.dropout_rate, "input")
-        if config.embeddings.norm:
-            self.embedding_norm: Norm = make_norm(config)
-        if config.norm.placement != "post":
-            self.final_norm: Norm = make_norm(config)
+        self.set_blocks()
+        self.dropout: Dropout = Dropout(self.dropout_rate, "input")
+        if self.input_norm:
+            self.embedding_norm: nn.Module = self.make_norm()
+        if self.output_norm:
+            self.final_norm: nn.Module = self.make_norm()
 
     @nn.nowrap
-    def set_blocks(self, make: Callable[[], nn.Module]) -> None:
-        """Sets the blocks, each made by `make`."""
-        self.blocks: list[nn.Module] = [make() for _ in range(self.num_layers)]
+    def set_blocks(self) -> None:
+        """Sets the blocks."""
+        self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(self.num_layers)]
 
     def __call__(
         self,
         x: Float[Array, "R T D"],
-        mask: AttentionMask,
+        mask: AttentionMask | Bool[AnyArray, "R T"] | None = None,
         *,
         positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None = None,
-        cache: Cache | None = None,
         encoder_kv: tuple[KeyValue | LayerCache, ...] = (),
         encoder_mask: AttentionMask | None = None,
-        dropout_rng: DropoutRng | None = None,
-    ) -> tuple[Float[Array, "R T D"], Cache | Any]:
-        """`x` (embeddings) after the stack, and `cache` with its tokens added (or None).
+        dropout_rng: DropoutRng | Array | None = None,
+    ) -> Float[Array, "R T D"]:
+        """`x` after the stack; `mask` may be a padding mask, True at real tokens.
 
-        `positions` default to 0, 1, ... after the tokens already in `cache`. Raises `ValueError`
-        for more tokens than fit into `cache` (see `Cache.check_room`), and for a dropout key in
-        `rngs` without `dropout_rng`.
+        `positions` default to 0, 1, ... Raises `ValueError` for a dropout key in `rngs` without
+        `dropout_rng`.
         """
-        if cache is not None:
-            cache.check_room(x.shape[1])
+        if not isinstance(mask, AttentionMask):
+            mask = AttentionMask(padding_mask=mask)
+        return self.run(x, mask, None, positions, encoder_kv, encoder_mask, dropout_rng)[0]
+
+    def decode(self, x: Float[Array, "R T D"], cache: Cache) -> tuple[Float[Array, "R T D"], Cache]:
+        """`x` after the stack, and `cache` with its tokens added.
+
+        Raises `ValueError` for more tokens than fit into `cache` (see `Cache.check_room`).
+        """
+        cache.check_room(x.shape[1])
+        encoder_mask = AttentionMask(padding_mask=cache.padding_mask)
+        positions = cache.positions(x.shape[1])
+        inputs = positions, cache.encoder_kv, encoder_mask, None
+        x, layers = self.run(x, cache.mask(), cache, *inputs)
+        return x, cache.advance(layers, x.shape[1])
+
+    @nn.compact
+    def run(
+        self,
+        x: Float[Array, "R T D"],
+        mask: AttentionMask,
+        cache: Cache | None,
+        positions: Any,
+        encoder_kv: tuple[KeyValue | LayerCache, ...],
+        encoder_mask: AttentionMask | None,
+        dropout_rng: DropoutRng | Array | None,
+    ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
+        """`x` after positions, blocks and norm, and the new layers of `cache`."""
         dropout_rng = as_dropout_rng(dropout_rng, len(x))
         length = x.shape[1] if cache is None else cache.max_length
-        x, rotation, bias = self.add_positions(x, mask, positions, length)
-        x = self.dropout(divide_positions(x), dropout_rng)
-        full, windowed = mask, self._with_window(mask)
+        queries = mask.query_positions(x.shape[1])
+        # Positions of the caller's may be any of the recipe's.
+        max_len = None if positions is None else max(length, self.max_len)
+        at = TokenPositions(
+            queries if positions is None else jnp.asarray(positions),
+            queries,
+            length,
+            self.num_heads,
+            mask.causal,
+            max_len,
+        )
+        scheme, heads = self.scheme, self.num_heads
+        specs = scheme.params(x.shape[-1], heads, self.max_len, self.table_init)
+        params = PositionParams(specs, name="positions")() if specs else {}
+        rotation = scheme.rotation(at.positions, self.head_dim or x.shape[-1] // heads)
+        x, bias = scheme.add(x, at, params), scheme.bias(at, params)
+        x = tap(self, "input", self.embedding_norm(x) if self.input_norm else x)
+        has_mesh = not jax.sharding.get_abstract_mesh().empty
+        x = divide_positions(x) if has_mesh else x
+        x = self.dropout(x, dropout_rng) if self.dropout_rate else x
+
+        full = windowed = mask
+        if self.window is not None and mask.causal:
+            windowed = replace(mask, window=min(self.window, mask.window or self.window))
         layers: tuple[LayerCache, ...] = ()
         if cache is not None:
             full, windowed = (cache.mask_of_beams(one, x.shape[1]) for one in (full, windowed))
@@ -184,32 +285,8 @@ class Stack(nn.Module):
             )
 
         x, layers = self.apply_blocks(apply, x, layers, encoder_kv, dropout_rng)
-        x = self.final_norm(x) if self.config.norm.placement != "post" else x
-        x = gather_positions(x)
-        return x, None if cache is None else cache.advance(layers, x.shape[1])
-
-    def add_positions(
-        self,
-        x: Float[Array, "R T D"],
-        mask: AttentionMask,
-        positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None,
-        length: int,
-    ) -> tuple[Float[Array, "R T D"], Rotation | None, Float[Array, "_ N T S"] | None]:
-        """`x` with positions, normalised if asked, and the rotation and bias for the blocks."""
-        queries = mask.query_positions(x.shape[1])
-        # Positions of the caller's may be any of the recipe's.
-        max_len = None if positions is None else max(length, self.config.max_len)
-        positions = queries if positions is None else jnp.asarray(positions)
-        places = Places(
-            positions,
-            queries,
-            length,
-            self.config.num_heads,
-            mask.causal,
-            max_len,
-        )
-        x, rotation, bias = self.positions(x, places)
-        return self.embedding_norm(x) if self.config.embeddings.norm else x, rotation, bias
+        x = self.final_norm(x) if self.output_norm else x
+        return tap(self, "output", gather_positions(x) if has_mesh else x), layers
 
     def apply_blocks(
         self,
@@ -223,25 +300,14 @@ class Stack(nn.Module):
         none, new_layers = (None,) * self.num_layers, []
         parts = zip(self.blocks, layers or none, encoder_kv or none, strict=True)
         for i, (block, layer, kv) in enumerate(parts):
-            x, layer = apply(block, x, layer, kv, dropout_rng, self.is_full(i))
+            is_full = self.full_every is not None and (i + 1) % self.full_every == 0
+            x, layer = apply(block, x, layer, kv, dropout_rng, is_full)
             new_layers.append(layer)
         return x, tuple(new_layers)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
         return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
-
-    def is_full(self, number: Any) -> Any:
-        """Whether block `number`, counted from 0, attends to all tokens in spite of a window."""
-        every = self.config.attention.full_every
-        return False if every is None else (number + 1) % every == 0
-
-    def _with_window(self, mask: AttentionMask) -> AttentionMask:
-        """`mask` of a layer with a window."""
-        window = self.config.attention.window
-        if window is None or not mask.causal:
-            return mask
-        return replace(mask, window=min(window, mask.window or window))
 
 
 class ScannedStack(Stack):
@@ -251,9 +317,9 @@ class ScannedStack(Stack):
     """
 
     @nn.nowrap
-    def set_blocks(self, make: Callable[[], nn.Module]) -> None:
+    def set_blocks(self) -> None:
         """Sets the one block of the loop."""
-        self.stacked_blocks: nn.Module = make()
+        self.stacked_blocks: nn.Module = self.make_block()
 
     def apply_blocks(
         self,
@@ -277,10 +343,9 @@ class ScannedStack(Stack):
             def windowed(block: nn.Module, x: Array) -> Any:
                 return apply(block, x, layer, kv, rng, is_full=False)
 
-            is_full = self.is_full(number)
-            if is_full is False or self.is_initializing():
+            if self.full_every is None or self.is_initializing():
                 return windowed(block, x)
-            return nn.cond(is_full, full, windowed, block, x)
+            return nn.cond((number + 1) % self.full_every == 0, full, windowed, block, x)
 
         scan, none = nn.scan(step, **_LAYER_AXIS, length=self.num_layers), (None,)
         inputs = (layers or none)[0], (encoder_kv or none)[0], jnp.arange(self.num_layers)

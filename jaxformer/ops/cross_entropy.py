@@ -83,35 +83,6 @@ def token_log_probs(
     return -_cross_entropy(logits, labels, 0.0, 0.0)
 
 
-def symmetric_kl(
-    logits: Float[Array, "*shape V"],
-    others: Float[Array, "*shape V"],
-    loss_mask: Bool[Array, "*shape"],
-) -> Float[Array, ""]:
-    """The sum of (KL(p || q) + KL(q || p)) / 2 in nats where `loss_mask` is True; float32.
-
-    p and q are the distributions of `logits` and of `others`.
-    """
-    p, q = (jax.nn.log_softmax(x.astype(jnp.float32)) for x in (logits, others))
-    nats = 0.5 * jnp.sum((jnp.exp(p) - jnp.exp(q)) * (p - q), axis=-1)
-    return jnp.sum(jnp.where(loss_mask, nats, 0.0))
-
-
-def soft_cross_entropy(
-    logits: Float[Array, "*shape V"],
-    teacher_logits: Float[Array, "*shape V"],
-    loss_mask: Bool[Array, "*shape"],
-) -> Float[Array, ""]:
-    """The sum of -sum_v q_v log p_v in nats where `loss_mask` is True; float32.
-
-    p is the distribution of `logits`, q that of `teacher_logits`, which get no gradient.
-    """
-    teacher_logits = jax.lax.stop_gradient(teacher_logits).astype(jnp.float32)
-    log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
-    nats = -jnp.sum(jax.nn.softmax(teacher_logits) * log_probs, axis=-1)
-    return jnp.sum(jnp.where(loss_mask, nats, 0.0))
-
-
 @partial(jax.custom_jvp, nondiff_argnums=(2, 3))
 def _cross_entropy(
     logits: jax.Array, labels: jax.Array, label_smoothing: float, z_loss: float

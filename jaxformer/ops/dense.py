@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import jax
@@ -18,7 +19,7 @@ from jaxformer.ops.partitioning import partitioned
 # product on one thread and a batch of parts on several: with 2 cores, JAX 0.10 does so from 2 parts
 # on and JAX 0.12 from 4.
 _PARTS = 4
-_LOW = jnp.bfloat16, jnp.float16
+_LOW = jnp.dtype("bfloat16"), jnp.dtype("float16")
 LEAST_ROWS = 8
 """With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
 GPU_COLUMNS = 128
@@ -61,7 +62,8 @@ def dense(
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
     matrix = kernel.reshape(size, -1)
     positions = lead[-1] if lead else 1
-    if positions > 1 and math.prod(partitioned().values()) > 1:
+    has_mesh = not jax.sharding.get_abstract_mesh().empty
+    if positions > 1 and has_mesh and math.prod(partitioned().values()) > 1:
         if matrix.dtype in _LOW and partitioned(("tensor",)):
             matrix = _convert_before(matrix)
         # Rows times positions could not be divided by position.
@@ -125,9 +127,10 @@ def summed_in_float32(multiply: Callable[..., Array], *arrays: Array) -> Array:
 
     A CPU multiplies copies in float32: XLA runs only some products of 16-bit numbers there.
     """
-    double = any(x.dtype == jnp.float64 for x in arrays)
-    exact = partial(multiply, preferred_element_type=jnp.float64 if double else jnp.float32)
-    if not any(x.dtype in _LOW for x in arrays):
+    dtypes = set(map(attrgetter("dtype"), arrays))
+    is_double = jnp.dtype("float64") in dtypes
+    exact = partial(multiply, preferred_element_type=jnp.float64 if is_double else jnp.float32)
+    if dtypes.isdisjoint(_LOW):
         return exact(*arrays)
 
     def on_cpu(*arrays: Array) -> Array:

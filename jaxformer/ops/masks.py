@@ -26,19 +26,19 @@ _ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
 @jax.tree_util.register_pytree_with_keys_class
 @dataclass(frozen=True)
 class AttentionMask:
-    """The keys, of S, that each of T queries may attend to; None imposes no constraint.
+    """Which of S keys each of T queries may attend to; each attribute is one constraint.
 
     It stores attributes and builds the [T, S] matrix only when an attention function asks for it.
-    A key is seen where all attributes allow it.
+    A key is seen where all attributes allow it; None imposes no constraint.
 
     `causal`: query t sees no key after position `offset` + t. `offset`: the position of query 0
     among the keys (with a cache: the number of tokens before it), a number, an int32 scalar or one
     of each example [B]; a Python int stays known while tracing. `window`: with `causal`, only the
     last `window` keys. `padding_mask` [B, S]: True at real tokens. `query_segments` [B, T] and
     `key_segments` [B, S]: a query sees only keys of its own segment. `explicit` [B, T, S]: True
-    where a query may see a key, for whatever the other attributes cannot express. `from_cache`: the
-    keys are those of a cache, so what an attention function for one kind of device does not support
-    is left to `reference`.
+    where a query may see a key, for whatever the other attributes cannot express.
+    `from_cache` is set while decoding: a kernel that does not support the call then leaves it to
+    `reference`.
 
         causal, T=3, S=3   causal, offset=2, T=2, S=4   padding_mask=[1 1 0]   segments 1 1 2
             1 0 0                  1 1 1 0                   1 1 0                  1 1 0
@@ -79,8 +79,10 @@ class AttentionMask:
                 f"window={window!r} and causal={self.causal}: give a Python int of at least 1 with "
                 "causal=True, because a window counts keys backwards from the query"
             )
-        object.__setattr__(self, "padding_mask", as_padding_mask(self.padding_mask))
-        object.__setattr__(self, "explicit", _as_explicit(self.explicit))
+        if self.padding_mask is not None:
+            object.__setattr__(self, "padding_mask", as_padding_mask(self.padding_mask))
+        if self.explicit is not None:
+            object.__setattr__(self, "explicit", _as_explicit(self.explicit))
 
     def tree_flatten_with_keys(
         self,
@@ -171,8 +173,6 @@ def as_padding_mask(mask: Any) -> Any:
 
 
 def _as_explicit(mask: Any) -> Any:
-    if mask is None:
-        return None
     _check_bool("explicit", mask)
     if mask.ndim == 4 and mask.shape[1] == 1:
         return mask[:, 0]

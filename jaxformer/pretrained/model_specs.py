@@ -60,8 +60,6 @@ TRAINING_ONLY = (
 
 _ENCODER_ONLY = (
     "num_encoder_layers",
-    "encoder.num_heads",
-    "encoder.d_ff",
     "embeddings.num_types",
     "pooler",
 )
@@ -96,7 +94,7 @@ class ModelSpec(NamedTuple):
 
         A value of None that stands for a size is that size.
         """
-        config, attention, encoder = self.config, self.config.attention, self.config.of_encoder
+        config, attention = self.config, self.config.attention
         fields = dotted_fields(config) | {
             "head_dim": config.key_size,
             "value_head_dim": config.value_size,
@@ -104,8 +102,6 @@ class ModelSpec(NamedTuple):
             "attention.num_kv_heads": config.kv_heads,
             "attention.qkv_bias": config.qkv_bias,
             "attention.query_scalar": attention.query_scalar or config.key_size,
-            "encoder.num_heads": encoder.num_heads,
-            "encoder.d_ff": encoder.d_ff,
             "output.bias": bool(config.output.bias),
         }
         if attention.window is None or (attention.full_every or 0) > config.num_decoder_layers:

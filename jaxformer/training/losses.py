@@ -1,24 +1,16 @@
 """Losses as sums with counts: both are added over batches and devices, then divided once.
 
-`loss_chunk` is the number of tokens per chunk of logits on each device (R-Drop has two rows of
-logits for a token); 0 computes all logits at once. Sums and gradients are the same. Chunks need a
-model with two methods: `hidden`, with the arguments of `__call__`, and `lm_head(hidden)`, which
-returns the logits.
+`loss_chunk` is the number of tokens per chunk of logits on each device; 0 computes all logits at
+once. Sums and gradients are the same. Chunks need a model with two methods: `hidden`, with the
+arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
-`z_loss` times log(Z)^2 is added for each token (see `cross_entropy`). `r_drop` is the weight of
-R-Drop (Liang et al. 2021): each example is computed twice, with two dropout masks, and the loss is
-half of equation 4: the mean cross-entropy of the two passes, plus `r_drop` / 2 times the symmetric
-Kullback-Leibler divergence between them, whose sum is the auxiliary sum "kl". Without an rng there
-is one pass and no divergence.
-
-`distillation` is the weight of a teacher (Kim & Rush 2016, section 3.1): the loss is 1 -
-`distillation` times that of the labels plus `distillation` times the cross-entropy with the
-distribution of `batch.teacher_logits` [B, T, V], whose sum is the auxiliary sum "teacher_loss".
+`z_loss` times log(Z)^2 is added for each token (see `cross_entropy`). A loss of tokens is a value,
+`TokenLoss`: another loss may replace its parts, as R-Drop and distillation do in the experiments.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -26,13 +18,7 @@ from flax import linen as nn
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
-from jaxformer.ops.cross_entropy import (
-    LossAndSums,
-    chunked_sums,
-    cross_entropy,
-    soft_cross_entropy,
-    symmetric_kl,
-)
+from jaxformer.ops.cross_entropy import LossAndSums, chunked_sums, cross_entropy
 from jaxformer.ops.dropout import DropoutRng
 
 Sums = tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, dict[str, jax.Array]]
@@ -52,10 +38,8 @@ def seq2seq_loss(
     pad: int,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
-    r_drop: float = 0.0,
-    distillation: float = 0.0,
     loss_chunk: int = 0,
-) -> Loss:
+) -> "TokenLoss":
     """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
 
     `target` begins with the start token: position t is predicted from those before it. The id
@@ -78,13 +62,11 @@ def seq2seq_loss(
         inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
         return (batch.source, inputs, batch.source != pad), labels, labels != pad
 
-    terms = _Terms(label_smoothing, z_loss, r_drop, distillation)
-    return _token_loss(model, inputs_and_labels, terms, loss_chunk)
+    terms = cross_entropy_terms(label_smoothing, z_loss)
+    return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
 
 
-def causal_loss(
-    model: nn.Module, *, z_loss: float = 0.0, r_drop: float = 0.0, loss_chunk: int = 0
-) -> Loss:
+def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> "TokenLoss":
     """The loss of a causal language model on batches of `tokens` [B, T + 1].
 
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
@@ -101,16 +83,13 @@ def causal_loss(
     """
 
     def inputs_and_labels(batch):
-        leaves = batch.tokens, batch.segments, batch.positions
-        inputs = (None if leaf is None else leaf[:, :-1] for leaf in leaves)
+        inputs = jax.tree.map(lambda x: x[:, :-1], (batch.tokens, batch.segments, batch.positions))
         return inputs, batch.tokens[:, 1:], batch.loss_mask
 
-    return _token_loss(model, inputs_and_labels, _Terms(z_loss=z_loss, r_drop=r_drop), loss_chunk)
+    return TokenLoss(model, inputs_and_labels, cross_entropy_terms(z_loss=z_loss), loss_chunk)
 
 
-def masked_loss(
-    model: nn.Module, *, z_loss: float = 0.0, r_drop: float = 0.0, loss_chunk: int = 0
-) -> Loss:
+def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> "TokenLoss":
     """The loss of a masked language model at `masked_positions` [B, P].
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
@@ -138,7 +117,7 @@ def masked_loss(
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
         return inputs, batch.labels, batch.loss_mask
 
-    return _token_loss(model, inputs_and_labels, _Terms(z_loss=z_loss, r_drop=r_drop), loss_chunk)
+    return TokenLoss(model, inputs_and_labels, cross_entropy_terms(z_loss=z_loss), loss_chunk)
 
 
 def masked_and_next_sentence_loss(
@@ -150,7 +129,7 @@ def masked_and_next_sentence_loss(
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
     """
-    sums_of = _make_sums(model, _Terms(z_loss=z_loss), loss_chunk)
+    terms = cross_entropy_terms(z_loss=z_loss)
 
     def loss(params, batch, rng):
         def outputs(model, *inputs, dropout_rng):
@@ -163,7 +142,8 @@ def masked_and_next_sentence_loss(
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
         ids = batch.example_ids
         output, next_logits = _apply(model, params, rng, ids, *inputs, method=outputs)
-        nats, _ = sums_of(params, [output], batch.labels, batch.loss_mask)
+        leaves = batch.labels, batch.loss_mask
+        nats, _ = _sums(terms, model, params, [output], leaves, loss_chunk)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
         )
@@ -210,88 +190,75 @@ def _row_inputs(batch: Any) -> tuple[Any, ...]:
     return batch.tokens, batch.padding_mask, *(() if types is None else (types,))
 
 
+Terms = Callable[..., LossAndSums]
+"""terms(passes, labels, loss_mask, *leaves) -> (nats, {name: sum}), from logits [..., V] a pass."""
+
+
+def cross_entropy_terms(label_smoothing: float = 0.0, z_loss: float = 0.0) -> Terms:
+    """The mean cross-entropy of the passes, which are one unless a loss has more."""
+
+    def terms(passes, labels, loss_mask):
+        options = labels, loss_mask, label_smoothing, z_loss
+        nats = sum(cross_entropy(logits, *options)[0] for logits in passes)
+        return nats / len(passes), {}
+
+    return terms
+
+
 @dataclass(frozen=True)
-class _Terms:
-    """What is added to the cross-entropy of tokens, as the module explains."""
+class TokenLoss:
+    """The loss of predicting tokens, `Loss` as a value: a method may replace its parts.
 
-    label_smoothing: float = 0.0
-    z_loss: float = 0.0
-    r_drop: float = 0.0
-    distillation: float = 0.0
+    >>> import dataclasses
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> loss = jf.causal_loss(jf.DecoderOnly(config))
+    >>> smoothed = dataclasses.replace(loss, terms=cross_entropy_terms(label_smoothing=0.1))
+    """
 
-    def __call__(
-        self,
-        passes: Sequence[jax.Array],
-        labels: jax.Array,
-        loss_mask: jax.Array,
-        teacher_logits: jax.Array | None = None,
-    ) -> LossAndSums:
-        """The sum in nats and further sums of the logits [..., V] of each pass."""
+    model: nn.Module
+    inputs_and_labels: Callable[[Any], tuple[Any, ...]]
+    """(the model's inputs, labels, loss_mask, *further leaves) of a batch."""
+    terms: Terms
+    loss_chunk: int = 0
+    passes: Literal[1, 2] = 1
+    """2: with dropout, each example is computed twice, with two dropout masks."""
 
-        def mean(term: Callable[[jax.Array], jax.Array]) -> Any:
-            return sum(map(term, passes)) / len(passes)
+    def __post_init__(self) -> None:
+        if self.loss_chunk and not hasattr(self.model, "hidden"):
+            raise ConfigError(
+                f"loss_chunk={self.loss_chunk} needs a model with the methods hidden and lm_head, "
+                f"but {type(self.model).__name__} has no method hidden: add both, or give "
+                "loss_chunk=0"
+            )
 
-        options = self.label_smoothing, self.z_loss
-        nats = mean(lambda logits: cross_entropy(logits, labels, loss_mask, *options)[0])
-        auxiliary = {}
-        if teacher_logits is not None:
-            teacher = mean(lambda logits: soft_cross_entropy(logits, teacher_logits, loss_mask))
-            nats = (1.0 - self.distillation) * nats + self.distillation * teacher
-            auxiliary["teacher_loss"] = teacher
-        if len(passes) == 2:
-            first, second = passes
-            auxiliary["kl"] = symmetric_kl(first, second, loss_mask)
-            nats += self.r_drop / 2.0 * auxiliary["kl"]
-        return nats, auxiliary
-
-
-def _make_sums(model: nn.Module, terms: _Terms, loss_chunk: int) -> Callable[..., LossAndSums]:
-    """sums_of(params, passes, *leaves): `terms` of logits, or of hidden where there are chunks."""
-    if not loss_chunk:
-        return lambda _, passes, *leaves: terms(passes, *leaves)
-    if not hasattr(model, "hidden"):
-        raise ConfigError(
-            f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
-            f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
-        )
-
-    def sums_of(params, passes, *leaves):
-        params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
-
-        def lm_head(hidden: jax.Array) -> Any:
-            return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
-
-        return chunked_sums(terms, lm_head, passes, *leaves, chunk=loss_chunk)
-
-    return sums_of
-
-
-def _token_loss(
-    model: nn.Module,
-    inputs_and_labels: Callable[[Any], tuple[Iterable[Any], jax.Array, jax.Array]],
-    terms: _Terms,
-    loss_chunk: int,
-) -> Loss:
-    """The loss of predicting the labels of inputs_and_labels(batch), which also has their mask."""
-    sums_of = _make_sums(model, terms, loss_chunk)
-    method = "hidden" if loss_chunk else "__call__"
-
-    def loss(params, batch, rng):
-        inputs, labels, loss_mask = inputs_and_labels(batch)
-        ids, count = batch.example_ids, 1
-        if terms.r_drop and rng is not None:  # each row twice, with ids of other dropout masks
-            ids, count = jnp.stack([ids, ~ids], axis=1).reshape(-1), 2
+    def __call__(self, params: Any, batch: Any, rng: jax.Array | None) -> Sums:
+        """The sums of `batch`."""
+        inputs, *leaves = self.inputs_and_labels(batch)
+        ids, count = batch.example_ids, 1 if rng is None else self.passes
+        if count == 2:  # each row twice, with ids of other dropout masks
+            ids = jnp.stack([ids, ~ids], axis=1).reshape(-1)
             inputs = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), tuple(inputs))
-        output = _apply(model, params, rng, ids, *inputs, method=method)
+        method = "hidden" if self.loss_chunk else "__call__"
+        output = _apply(self.model, params, rng, ids, *inputs, method=method)
         output = getattr(output, "logits", output)  # a masked language model has further outputs
-        rows = output.reshape(-1, count, *output.shape[1:])
-        passes = [rows[:, number] for number in range(count)]
-        leaves = (labels, loss_mask, *([batch.teacher_logits] if terms.distillation else []))
-        nats, auxiliary = sums_of(params, passes, *leaves)
-        tokens = jnp.sum(loss_mask, dtype=jnp.float32)
-        return (nats, tokens, auxiliary) if auxiliary else (nats, tokens)
+        passes = [output[number::count] for number in range(count)] if count > 1 else [output]
+        nats, sums = _sums(self.terms, self.model, params, passes, leaves, self.loss_chunk)
+        tokens = jnp.sum(leaves[1], dtype=jnp.float32)
+        return (nats, tokens, sums) if sums else (nats, tokens)
 
-    return loss
+
+def _sums(
+    terms: Terms, model: nn.Module, params: Any, passes: Any, leaves: Any, loss_chunk: int
+) -> LossAndSums:
+    """`terms` of logits, or of hidden vectors where there are chunks."""
+    if not loss_chunk:
+        return terms(passes, *leaves)
+    params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
+
+    def lm_head(hidden: jax.Array) -> Any:
+        return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
+
+    return chunked_sums(terms, lm_head, passes, *leaves, chunk=loss_chunk)
 
 
 def _apply(

@@ -30,7 +30,7 @@ GradientSums = tuple[Params, Scalar, Scalar, Metrics]
 """The gradient of the summed loss, and `LossSums`: all of them sums over a batch."""
 
 STEP_METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
-NOT_SUMS = STEP_METRICS[2:]
+STEP_STATISTICS = STEP_METRICS[2:]
 """The metrics of a step that are not sums over its tokens."""
 
 
@@ -84,7 +84,7 @@ def make_train_step(
     *,
     grad_accumulation: int = 1,
     ema_decay: float = 0.0,
-    reduce: Callable[[GradientSums], GradientSums] = lambda sums: sums,
+    reduce: Callable[[GradientSums], GradientSums] | None = None,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """step(state, batch) -> (state, metrics): one update by the mean gradient over all tokens.
 
@@ -112,7 +112,8 @@ def make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         params = vary_as(state.params, batch)
         sums_of = partial(loss_and_gradient, loss, params, rng=state.dropout_rng)
-        return update(state, reduce(accumulate(sums_of, params, batch, grad_accumulation)))
+        sums = accumulate(sums_of, params, batch, grad_accumulation)
+        return update(state, sums if reduce is None else reduce(sums))
 
     return step
 
@@ -123,6 +124,8 @@ def vary_as(tree: Any, other: Any) -> Any:
     JAX sums the gradient of values that are the same on all devices over these by itself; a
     `reduce` would then sum a second time.
     """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
     axes = frozenset[Any]().union(*map(_varying, jax.tree.leaves(other)))
 
     def vary(leaf: Any) -> Any:

@@ -14,7 +14,9 @@ from jaxformer import DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
 from jaxformer.nn.blocks import REMAT
 from jaxformer.text.data import StreamBatch
-from jaxformer.training import causal_loss, init_train_state, make_optimizer
+from jaxformer.training.losses import causal_loss
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.train_step import init_train_state
 from tests.compilers.recorded import Recorded
 
 

@@ -25,7 +25,8 @@ from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.pipelines.completion import begin_rows, continue_texts
 from jaxformer.pipelines.rows import lay_out
 from jaxformer.runtime import GPU_OPTIONS
-from jaxformer.training import init_train_state, make_optimizer
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.train_step import init_train_state
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.compilers.recorded import Recorded
 from tests.compilers.step_bytes import step_cost

@@ -10,9 +10,8 @@ import pytest
 from jaxformer import AttentionMask, DecoderOnly, TransformerConfig, stack_blocks
 from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn import Encoder, make_block
 from jaxformer.nn.inspection import read_taps
-from jaxformer.nn.stack import Stack
+from jaxformer.nn.stack import Encoder, make_block, make_stack
 from jaxformer.ops.attention import reference
 
 B, T, V = 2, 7, 17
@@ -81,21 +80,21 @@ def test_each_second_layer_attends_to_all_tokens_and_the_others_to_a_window(para
 
 
 def test_the_smaller_of_two_windows_is_seen(x, random_params, assert_equal):
-    stack = Stack(replace(GEMMA, attention=AttentionOptions(window=3)), 1)
-    params = random_params(stack, x, CAUSAL)
+    windowed = replace(GEMMA, attention=AttentionOptions(window=3))
+    params = random_params(make_stack(windowed, 1), x, CAUSAL)
 
     def seen(config, window):
         mask = AttentionMask(causal=True, window=window)
-        return Stack(config, 1).apply({"params": params}, x, mask)[0]
+        return make_stack(config, 1).apply({"params": params}, x, mask)
 
     for window, least in ((2, 2), (5, 3), (None, 3)):
-        assert_equal(seen(stack.config, window), seen(CONFIG, least))
+        assert_equal(seen(windowed, window), seen(CONFIG, least))
     assert np.abs(seen(CONFIG, 2) - seen(CONFIG, 3)).max() > 0.01
 
 
 def test_a_window_of_an_encoder_is_refused(x):
     encoder = Encoder(2, 3, 13, attention_options=AttentionOptions(window=2))
-    with pytest.raises(ConfigError, match=r"attention_options.window=2, but an Encoder sees all"):
+    with pytest.raises(ConfigError, match=r"attention_options.window=2, but a block sees what"):
         encoder.init(jax.random.key(0), x)
 
 

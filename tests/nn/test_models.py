@@ -151,17 +151,6 @@ def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_
     }
 
 
-def test_an_encoder_may_have_heads_and_hidden_layers_of_its_own(leaf_shapes):
-    sizes = {"num_heads": 3, "encoder": jf.EncoderOptions(num_heads=2, d_ff=19)}
-    model = EncoderDecoder(replace(TINY, d_model=12, d_ff=17, head_dim=None, **sizes))
-    tokens = np.zeros((B, T), int)
-    shapes = leaf_shapes(jax.eval_shape(model.init, jax.random.key(0), tokens, tokens)["params"])
-    query, up = "blocks_0/attention/query/kernel", "blocks_0/feed_forward/up/kernel"
-    assert shapes[f"encoder/{query}"] == (12, 2, 6) and shapes[f"encoder/{up}"] == (12, 19)
-    assert shapes[f"decoder/{query}"] == (12, 3, 4) and shapes[f"decoder/{up}"] == (12, 17)
-    assert shapes["decoder/blocks_0/cross_attention/key/kernel"] == (12, 3, 4)
-
-
 @pytest.mark.parametrize("model", [EncoderDecoder, DecoderOnly, EncoderOnly])
 def test_a_model_without_layers_is_refused(model):
     config = replace(TINY, num_encoder_layers=0, num_decoder_layers=0)
@@ -395,7 +384,7 @@ def test_parameters_without_their_collection_are_refused_with_what_to_write(rand
 
 
 def test_the_name_of_an_attention_function_is_refused():
-    with pytest.raises(ConfigError, match="attention_fn='cudnn' is not a function.*give Auto"):
+    with pytest.raises(ConfigError, match="attention_fn=.cudnn. is not a function: give one"):
         parameters(DecoderOnly(TINY, "cudnn"), 1)
 
 
@@ -435,3 +424,44 @@ def test_gpt2_starts_with_small_residual_projections():
         return [block[part][name]["kernel"].std() for part, name in places]
 
     np.testing.assert_allclose(deviations(), [0.01, 0.01, 0.02], rtol=0.05)
+
+
+@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly, EncoderOnly, MaskedLanguageModel])
+def test_a_model_takes_vectors_in_place_of_ids(family, random_params, assert_equal):
+    config = replace(TINY, embeddings=jf.EmbeddingOptions(num_types=2))
+    config = config if family in (EncoderOnly, MaskedLanguageModel) else TINY
+    tokens = np.random.default_rng(2).integers(0, V, (B, T))
+    model, inputs = family(config), (tokens,) * (1 + (family is EncoderDecoder))
+    params = random_params(model, *inputs)
+    body = params["encoder"] if family is MaskedLanguageModel else params
+    embedding = jf.Embedding(V, config.d_model)
+    vectors = embedding.apply({"params": body["embedding"]}, tokens)
+
+    @jax.jit
+    def run(params, *inputs):
+        return model.apply({"params": params}, *inputs)
+
+    expected = jax.tree.leaves(run(params, *inputs))
+    for found, wanted in zip(
+        jax.tree.leaves(run(params, *[vectors] * len(inputs))), expected, strict=True
+    ):
+        assert_equal(found, wanted, 1e-6)
+
+
+@pytest.mark.parametrize("family", [EncoderDecoder, DecoderOnly])
+def test_a_step_of_decoding_takes_vectors_in_place_of_ids(family, random_params, assert_equal):
+    tokens, model = np.random.default_rng(3).integers(0, V, (B, 3, 2)), family(TINY)
+    source = np.ones((B, S), int)
+    params = random_params(model, *[source] * (1 + (family is EncoderDecoder)))
+    start = source if family is EncoderDecoder else B
+    vectors = jf.Embedding(V, 12).apply({"params": params["embedding"]}, tokens)
+
+    @jax.jit
+    def step(params, tokens):
+        apply = partial(model.apply, {"params": params})
+        cache = apply(start, max_length=5, num_beams=3, method="init_cache")
+        return apply(tokens, cache, method="decode_step")[0]
+
+    found = step(params, vectors)
+    assert found.shape == (B, 3, 2, V)
+    assert_equal(found, step(params, tokens), 1e-6)

@@ -1,6 +1,8 @@
 """Each module works without a recipe, in Linen and in NNX, as the same part does in a model."""
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import jax
 import jax.export
@@ -11,7 +13,8 @@ from flax import linen as nn
 from flax import nnx
 
 import jaxformer as jf
-from jaxformer.nn import LMHead, Positions
+from jaxformer.nn.layers import LMHead, Norm
+from jaxformer.nn.stack import make_stack
 from jaxformer.ops.masks import AttentionMask
 
 B, T, D, F, H, V = 2, 5, 12, 13, 3, 17
@@ -29,7 +32,9 @@ RECIPE = jf.TransformerConfig(
 )
 CAUSAL = AttentionMask(causal=True)
 WINDOW = jf.AttentionOptions(window=3)
-ATTENTION = jf.MultiHeadAttention(H, num_kv_heads=1, query_key_norm=RECIPE.norm)
+ATTENTION = jf.MultiHeadAttention(
+    H, num_kv_heads=1, query_key_norm=True, make_norm=partial(Norm, "rms", 1e-3)
+)
 BLOCK = jf.Block(
     H,
     F,
@@ -114,8 +119,8 @@ def test_an_encoder_on_vectors_is_the_stack_of_a_model_without_positions(
     )
     real = np.arange(T) < np.array([[5], [3]])
     params = random_params(encoder, x, real)
-    stack = jf.Stack(recipe, 2)
-    expected, _ = stack.apply({"params": params}, x, AttentionMask(padding_mask=real))
+    stack = make_stack(recipe, 2)
+    expected = stack.apply({"params": params}, x, AttentionMask(padding_mask=real))
     assert_equal(encoder.apply({"params": params}, x, real), expected, 1e-6)
 
 
@@ -134,12 +139,27 @@ def test_the_number_of_heads_must_divide_the_vectors_or_their_size_is_given(x):
     assert jax.eval_shape(attention.init_with_output, jax.random.key(0), x)[0].shape == x.shape
 
 
-def test_positions_alone_take_the_size_of_the_vectors(x, assert_equal):
-    table = Positions(jf.Learned(), head_dim=4, max_len=7)
-    at = jf.Places(jnp.arange(T), jnp.arange(T), T, H)
-    (y, rotation, bias), variables = table.init_with_output(jax.random.key(0), x, at)
-    assert variables["params"]["table"].shape == (7, D) and rotation is None and bias is None
-    assert_equal(y, x + variables["params"]["table"][None, :T], 1e-6)
+@pytest.mark.parametrize("scheme", [jf.Learned(), jf.Sinusoidal(), jf.Rotary(), jf.Relative()])
+def test_an_encoder_on_vectors_knows_the_order_of_its_tokens_by_a_scheme(
+    scheme, x, random_params, assert_equal
+):
+    encoder, plain = (jf.Encoder(1, H, F, positions=each) for each in (scheme, jf.NoPositions()))
+    params = random_params(encoder, x)
+    order = np.array([3, 0, 4, 1, 2])
+    found = encoder.apply({"params": params}, x[:, order])
+    assert np.abs(found - encoder.apply({"params": params}, x)[:, order]).max() > 1e-3
+    alone = {name: tree for name, tree in params.items() if name != "positions"}
+    assert_equal(
+        *(plain.apply({"params": alone}, x)[:, order], plain.apply({"params": alone}, x[:, order])),
+        1e-5,
+    )
+    table = params.get("positions", {}).get("table")
+    if table is not None:
+        assert_equal(
+            encoder.apply({"params": params}, x),
+            plain.apply({"params": alone}, x + table[:T]),
+            1e-6,
+        )
 
 
 @pytest.fixture(scope="module")
@@ -178,21 +198,22 @@ def test_a_block_with_cross_attention_needs_something_to_attend_to(x):
         block.init(jax.random.key(0), x)
     with pytest.raises(jf.ConfigError, match="cross=False, but encoder_kv was given"):
         jf.Block(H, F).init(jax.random.key(0), x, encoder_kv=memory)
-    stack = jf.Stack(RECIPE, num_layers=1, cross=True)
+    stack = make_stack(RECIPE, num_layers=1, cross=True)
     with pytest.raises(jf.ConfigError, match="cross=True, but no encoder_kv was given"):
         stack.init(jax.random.key(0), x, AttentionMask())
 
 
 DROPPING = {
-    "attention": jf.MultiHeadAttention(H, dropout_rate=0.5),
-    "feed-forward network": jf.FeedForward(F, dropout_rate=0.5),
-    "block": jf.Block(H, F, dropout_rate=0.5),
-    "encoder": jf.Encoder(1, H, F, dropout_rate=0.5),
+    "attention": partial(jf.MultiHeadAttention, H),
+    "feed-forward network": partial(jf.FeedForward, F),
+    "block": partial(jf.Block, H, F),
+    "encoder": partial(jf.Encoder, 1, H, F),
 }
 
 
-@pytest.mark.parametrize("module", DROPPING.values(), ids=DROPPING)
-def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(module, x):
+@pytest.mark.parametrize("make", DROPPING.values(), ids=DROPPING)
+def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(make, x):
+    module, silent = make(dropout_rate=0.5), make(dropout_rate=0.0)
     params, key = module.init(jax.random.key(0), x), jax.random.key(1)
     first = lambda out: out[0] if isinstance(out, tuple) else out  # noqa: E731
     plain, dropped, numbered, legacy = (
@@ -211,7 +232,7 @@ def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(module,
         module.apply(params, x, rngs={"dropout": key})
     with pytest.raises(TypeError, match="dropout_rng is a int, but must be a key of jax.random"):
         module.apply(params, x, dropout_rng=3)
-    silent = module.clone(dropout_rate=0.0)  # a model may have dropout of Flax besides
+    # A model may have dropout of Flax besides.
     np.testing.assert_array_equal(first(silent.apply(params, x, rngs={"dropout": key})), plain)
 
 
@@ -289,7 +310,7 @@ def test_the_repr_of_a_recipe_is_code():
             "x",
             r"give AttentionMask\(causal=True, w",
         ),
-        (jf.Encoder(1, H, F, attention_options=WINDOW), "x", "attention_options.window=3, but an"),
+        (jf.Encoder(1, H, F, attention_options=WINDOW), "x", "attention_options.window=3, but a"),
         (
             jf.EncoderOnly(replace(RECIPE, attention=WINDOW)),
             "ids",
@@ -306,3 +327,64 @@ def test_the_repr_of_a_recipe_is_code():
 def test_an_option_without_effect_is_refused(module, inputs, message, x):
     with pytest.raises(jf.ConfigError, match=message):
         module.init(jax.random.key(0), x if inputs == "x" else np.ones((B, T), int))
+
+
+class Difference(nn.Module):
+    """An attention of a user: the difference of two."""
+
+    fields: Any
+
+    @nn.compact
+    def __call__(self, x, kv=None, mask=None, **inputs):
+        first, second = (jf.MultiHeadAttention(**self.fields, name=name) for name in ("a", "b"))
+        return first(x, kv, mask, **inputs) - 0.5 * second(x, kv, mask, **inputs)
+
+
+class Shift(nn.Module):
+    """A norm of a user, which adds a number to each feature."""
+
+    @nn.compact
+    def __call__(self, x):
+        return x + self.param("by", nn.initializers.zeros, x.shape[-1:])[None, None]
+
+
+class Ones(nn.Module):
+    """A feed-forward network of a user, which gives ones."""
+
+    def __call__(self, x, dropout_rng=None):
+        return jnp.ones_like(x)
+
+
+def test_a_block_takes_functions_that_make_its_parts(x, random_params, assert_equal):
+    block = jf.Block(
+        H,
+        F,
+        norm_options=jf.NormOptions(placement="pre"),
+        make_attention=lambda **fields: Difference(fields),
+        make_feed_forward=lambda **fields: Ones(),
+        make_norm=lambda **fields: Shift(),
+    )
+    params = random_params(block, x, CAUSAL)
+    assert sorted(params) == ["attention", "attention_norm", "feed_forward_norm"]
+    assert sorted(params["attention"]) == ["a", "b"]
+    out, _ = block.apply({"params": params}, x, CAUSAL)
+    h = x + params["attention_norm"]["by"]
+    one, two = (
+        jf.MultiHeadAttention(H).apply({"params": params["attention"][name]}, h, mask=CAUSAL)
+        for name in ("a", "b")
+    )
+    assert_equal(out, x + one - 0.5 * two + 1.0, 1e-6)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_block_knows_the_number_of_its_layer_where_it_has_one(scan_layers):
+    seen = []
+
+    def block(**fields):
+        seen.append(fields["layer"])
+        return jf.Block(**fields)
+
+    recipe = replace(RECIPE, num_decoder_layers=3, scan_layers=scan_layers)
+    model = jf.DecoderOnly(recipe, block=block)
+    jax.eval_shape(model.init, jax.random.key(0), np.ones((B, T), int))
+    assert set(seen) == ({None} if scan_layers else {0, 1, 2})

@@ -10,7 +10,6 @@ import jaxformer as jf
 from jaxformer.config import Linear, NoScaling, rotate
 from jaxformer.config.positions import alibi_slopes, relative_buckets
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.stack import Positions
 
 CONFIG = jf.TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
 
@@ -137,7 +136,7 @@ def test_twelve_alibi_slopes_take_every_second_of_sixteen_after_the_eight():
 
 
 def test_alibi_takes_the_slope_off_for_each_step_of_distance():
-    at = jf.Places(np.array([2, 3]), np.array([2, 3]), length=4, num_heads=2)
+    at = jf.TokenPositions(np.array([2, 3]), np.array([2, 3]), num_keys=4, num_heads=2)
     bias = np.asarray(jf.Alibi().bias(at, {}))
     distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
     assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
@@ -166,7 +165,9 @@ def x(rng):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
     scheme, table = jf.Relative(buckets=8, max_distance=11), rng.standard_normal((8, 3), np.float32)
-    at = jf.Places(np.arange(5, 9), np.arange(5, 9), length=11, num_heads=3, causal=causal)
+    at = jf.TokenPositions(
+        np.arange(5, 9), np.arange(5, 9), num_keys=11, num_heads=3, causal=causal
+    )
     buckets = relative_buckets(at.distances(), buckets=8, max_distance=11, causal=causal)
     bias = scheme.bias(at, {"relative_bias": table})
     assert bias.shape == (1, 3, 4, 11)
@@ -175,10 +176,11 @@ def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
 
 def add(scheme, x, positions, max_len=7, params=None):
     """`x` with positions, as a stack adds them."""
-    module, at = Positions(scheme, 4, max_len), jf.Places(positions, np.arange(x.shape[1]), 5, 3)
+    at = jf.TokenPositions(positions, np.arange(x.shape[1]), 5, 3)
     if params is None:
-        return module.init_with_output(jax.random.key(0), x, at)[0][0]
-    return module.apply({"params": params}, x, at)[0]
+        specs = scheme.params(12, 3, max_len, jax.nn.initializers.normal())
+        params = {name: init(jax.random.key(0), shape) for name, (init, shape) in specs.items()}
+    return scheme.add(x, at, params)
 
 
 def test_learned_positions_that_end_too_early_are_refused(x):

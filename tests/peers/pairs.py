@@ -8,7 +8,6 @@ import numpy as np
 
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import SpanPredictor
-from jaxformer.nn.inspection import tapping
 from jaxformer.nn.stack import Stack
 
 V = 13
@@ -74,16 +73,15 @@ def weigh_ours(
     """The gradient of the sum, our outputs, and the vectors and attention weights on the way."""
 
     def weigh(params: Any) -> Any:
-        with tapping():  # also of attention weights
-            found, state = model.apply(
-                {"params": params},
-                *inputs,
-                method=method,
-                mutable=["intermediates"],
-                capture_intermediates=lambda module, method: (
-                    isinstance(module, Block | Stack) and method == "__call__"
-                ),
-            )
+        found, state = model.apply(
+            {"params": params},
+            *inputs,
+            method=method,
+            mutable=["intermediates"],
+            capture_intermediates=lambda module, method: (
+                isinstance(module, Block | Stack) and method == "__call__"
+            ),
+        )
         found = jax.tree.leaves(found)
         if isinstance(model, SpanPredictor):
             found = jnp.unstack(found[0], axis=1)  # of starts and of ends

@@ -221,10 +221,6 @@ MODELS = {
         "marian",
         model_of(MARIAN, {"embeddings.tied": "output", "source_vocab_size": 19}),
     ),
-    "bart, a wider encoder": (
-        "bart",
-        model_of(BART, {"encoder.num_heads": 4, "encoder.d_ff": 19}),
-    ),
     "marian, three tables": ("marian", model_of(MARIAN, {"embeddings.tied": "none"})),
 }
 # Another family comes first that has these models.

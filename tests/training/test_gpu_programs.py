@@ -11,7 +11,9 @@ from jaxformer import DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, FeedForwardOptions, NormOptions
 from jaxformer.ops import dense
 from jaxformer.text.data import StreamBatch
-from jaxformer.training import causal_loss, init_train_state, make_optimizer, make_train_step
+from jaxformer.training.losses import causal_loss
+from jaxformer.training.optimizer import make_optimizer
+from jaxformer.training.train_step import init_train_state, make_train_step
 
 CONFIG = TransformerConfig(
     vocab_size=37,

@@ -9,14 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.harness.training.r_drop import r_drop, symmetric_kl
+from experiments.translation.teacher import distilled, soft_cross_entropy
 from jaxformer.config import EmbeddingOptions, TransformerConfig
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.ops.cross_entropy import (
-    chunked_sums,
-    cross_entropy,
-    soft_cross_entropy,
-    symmetric_kl,
-)
+from jaxformer.ops.cross_entropy import chunked_sums, cross_entropy
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.text.data import PairBatch
 from jaxformer.training.losses import seq2seq_loss
@@ -86,7 +83,7 @@ def test_the_symmetric_divergence_is_the_mean_of_both_directions():
 @pytest.mark.long
 def test_r_drop_is_two_passes_with_other_masks_and_the_divergence_between_them(params, batch):
     model, rng = EncoderDecoder(SMALL), jax.random.key(3)
-    loss = seq2seq_loss(model, pad=PAD, label_smoothing=0.1, r_drop=2.5)
+    loss = r_drop(seq2seq_loss(model, pad=PAD, label_smoothing=0.1), 2.5)
     plain = seq2seq_loss(model, pad=PAD, label_smoothing=0.1)
     other = batch._replace(example_ids=~batch.example_ids)
 
@@ -116,7 +113,7 @@ def test_r_drop_is_two_passes_with_other_masks_and_the_divergence_between_them(p
 
 def test_without_dropout_the_two_passes_do_not_differ(params, batch):
     model = EncoderDecoder(replace(SMALL, dropout_rate=0.0))
-    loss = seq2seq_loss(model, pad=PAD, r_drop=2.5)
+    loss = r_drop(seq2seq_loss(model, pad=PAD), 2.5)
 
     @jax.jit
     def run(params):
@@ -130,7 +127,7 @@ def test_without_dropout_the_two_passes_do_not_differ(params, batch):
 @pytest.mark.long
 def test_r_drop_has_the_same_gradient_in_parts_of_the_batch(params, batch):
     model = EncoderDecoder(replace(SMALL, embeddings=EmbeddingOptions(dropout_rate=0.2)))
-    loss = seq2seq_loss(model, pad=PAD, r_drop=2.5, z_loss=0.01)
+    loss = r_drop(seq2seq_loss(model, pad=PAD, z_loss=0.01), 2.5)
     optimizer = make_optimizer(OptimizerConfig())
     state = init_train_state(params, optimizer, jax.random.key(1))
     steps = (make_train_step(loss, optimizer, grad_accumulation=parts) for parts in (1, 3))
@@ -164,7 +161,7 @@ def test_the_cross_entropy_with_a_distribution_is_the_sum_of_its_formula(rng):
 
 def test_the_loss_is_the_weighted_sum_of_labels_and_teacher(params, taught):
     model = EncoderDecoder(SMALL)
-    loss = seq2seq_loss(model, pad=PAD, label_smoothing=0.1, distillation=0.3)
+    loss = distilled(0.3)(model, pad=PAD, label_smoothing=0.1)
 
     def parts(params):
         logits = model.apply(
@@ -188,21 +185,20 @@ def test_a_teacher_that_knows_the_labels_adds_their_cross_entropy(params, taught
     model, labels = EncoderDecoder(SMALL), taught.target[:, 1:]
     certain = taught._replace(teacher_logits=100.0 * jax.nn.one_hot(labels, 11, dtype=jnp.float32))
     rng = jax.random.key(3)
-    for options in ({}, {"r_drop": 2.0}):
-        plain = seq2seq_loss(model, pad=PAD, **options)(params, certain, rng)
-        both = seq2seq_loss(model, pad=PAD, distillation=0.6, **options)(params, certain, rng)
+    for wrap, sums in ((lambda loss: loss, set()), (partial(r_drop, weight=2.0), {"kl"})):
+        losses = seq2seq_loss(model, pad=PAD), distilled(0.6)(model, pad=PAD)
+        plain, both = (wrap(loss)(params, certain, rng) for loss in losses)
         close(both[0], plain[0])
-        assert both[1] == plain[1]
-        assert set(both[2]) == {"teacher_loss", *(["kl"] if options else [])}
+        assert both[1] == plain[1] and set(both[2]) == {"teacher_loss", *sums}
 
 
 @pytest.mark.long
 def test_terms_that_compare_distributions_may_be_computed_in_chunks(params, taught):
-    terms = {"label_smoothing": 0.1, "z_loss": 0.01, "r_drop": 2.5, "distillation": 0.3}
+    terms = {"label_smoothing": 0.1, "z_loss": 0.01, "pad": PAD}
     rng = jax.random.key(3)
 
     def computed(chunk):
-        loss = seq2seq_loss(EncoderDecoder(SMALL), pad=PAD, loss_chunk=chunk, **terms)
+        loss = r_drop(distilled(0.3)(EncoderDecoder(SMALL), loss_chunk=chunk, **terms), 2.5)
 
         def nats_first(params):
             nats, *others = loss(params, taught, rng)

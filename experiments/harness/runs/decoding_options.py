@@ -10,7 +10,7 @@ from jaxformer import storage
 from jaxformer.config import Checked, Natural, Positive, dotted_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.ensemble import Ensemble, stack_members
+from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -22,6 +22,7 @@ from jaxtyping import Float
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training import device_check
+from experiments.harness.training.r_drop import r_drop
 from experiments.harness.training.training_config import (
     GatherAt,
     LoraOptions,
@@ -175,21 +176,23 @@ def result_params(state: TrainState, training: TrainingConfig) -> Any:
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
     """The function that makes the loss of a model: the one that `training` names, or `default`.
 
-    It gets `z_loss` and `r_drop` where they are not 0. Raises `ConfigError` for a loss that takes
-    no such argument.
+    It gets `z_loss` where that is not 0, and its loss is wrapped by `r_drop`. Raises `ConfigError`
+    for a loss that takes no such argument, and as `r_drop`.
     """
     make_loss = import_by_name(training.loss, "loss") if training.loss else default
-    options = {name: getattr(training, name) for name in ("z_loss", "r_drop")}
-    options = {name: value for name, value in options.items() if value}
-    parameters = inspect.signature(make_loss).parameters
-    name_of_loss = getattr(make_loss, "func", make_loss).__name__  # of a partial
-    for name, value in options.items():
-        if name not in parameters:
-            raise ConfigError(
-                f"{name}={value} was given, but the loss {name_of_loss} has no argument {name}: "
-                f"leave out --training.{name}, or use another loss"
-            )
-    return partial(make_loss, **options) if options else make_loss
+    options = {"z_loss": training.z_loss} if training.z_loss else {}
+    if options and "z_loss" not in inspect.signature(make_loss).parameters:
+        name = getattr(make_loss, "func", make_loss).__name__  # of a partial
+        raise ConfigError(
+            f"z_loss={training.z_loss} was given, but the loss {name} has no argument z_loss: "
+            "leave out --training.z_loss, or use another loss"
+        )
+
+    def make(*args: Any, **kwargs: Any) -> Loss:
+        loss = make_loss(*args, **kwargs, **options)
+        return r_drop(loss, training.r_drop) if training.r_drop else loss
+
+    return make
 
 
 def build_trained(

@@ -27,8 +27,9 @@ def causal_flops(config: TransformerConfig, rows: int, length: int) -> int:
 
 def masked_flops(config: TransformerConfig, rows: int, length: int, predicted: int) -> int:
     """FLOPs of a step of a `MaskedLanguageModel` on [rows, length], `predicted` masks per row."""
-    positions, width, own = rows * length, config.d_model, config.of_encoder
-    block = _self_attention(own, positions, rows * length**2) + _feed_forward(own, positions)
+    positions, width = rows * length, config.d_model
+    block = _self_attention(config, positions, rows * length**2)
+    block += _feed_forward(config, positions)
     head = 2 * rows * predicted * width * (width + config.vocab_size)
     if config.pooler != "none":
         head += 2 * rows * width * (width + 2)
@@ -38,8 +39,7 @@ def masked_flops(config: TransformerConfig, rows: int, length: int, predicted: i
 def seq2seq_flops(config: TransformerConfig, rows: int, source: int, target: int) -> int:
     """FLOPs of a step of an `EncoderDecoder` on source [rows, source], target [rows, target]."""
     read, written = rows * source, rows * target
-    own = config.of_encoder
-    encoder = _self_attention(own, read, rows * source**2) + _feed_forward(own, read)
+    encoder = _self_attention(config, read, rows * source**2) + _feed_forward(config, read)
     decoder = _self_attention(config, written, rows * _triangle(target))
     decoder += _projections(config, written, read) + _attention(config, rows * source * target)
     decoder += _feed_forward(config, written)

@@ -19,7 +19,7 @@ from experiments.harness.training.pace import Pace
 from experiments.harness.training.task import Sample, sample_lines
 from experiments.harness.training.utilization import memory_in_use
 from jaxformer import optional_dependencies
-from jaxformer.training.train_step import NOT_SUMS, raise_if_diverged
+from jaxformer.training.train_step import STEP_STATISTICS, raise_if_diverged
 
 WIDE, HIGH = 100, 24
 """Columns and rows of a terminal that has room for the panel."""
@@ -175,7 +175,7 @@ class Progress:
         skipped = int(numbers["skipped"])
         if not skipped:
             del numbers["skipped"]
-        for name in numbers.keys() - set(NOT_SUMS):  # the loss and its auxiliary sums
+        for name in numbers.keys() - set(STEP_STATISTICS):  # the loss and its auxiliary sums
             numbers[name] /= max(tokens, 1.0)
         if self._learning_rates is not None:  # a skipped step is no update
             numbers["learning_rate"] = float(self._learning_rates[max(step - 1 - skipped, 0)])

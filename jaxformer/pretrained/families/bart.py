@@ -83,15 +83,19 @@ def block(jax: str, hf: str, cross: bool = False) -> list[Entry]:
 
 
 def _of_both(hf: str, jax: str, default: int) -> Setting:
-    """A number that encoder and decoder have each; ours of the encoder is None where it is one."""
+    """A number that encoder and decoder have each, and that must be one."""
     keys = (f"encoder_{hf}", f"decoder_{hf}")
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
         encoder, decoder = (parse_number(x, config_json.get(x, default), int) for x in keys)
-        return {jax: decoder, f"encoder.{jax}": None if encoder == decoder else encoder}
+        if encoder != decoder:
+            raise ConfigError(
+                f"{keys[0]}={encoder} and {keys[1]}={decoder} differ, which is not supported"
+            )
+        return {jax: decoder}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
-        return {keys[0]: getattr(config.of_encoder, jax), keys[1]: getattr(config, jax)}
+        return dict.fromkeys(keys, getattr(config, jax))
 
     return Setting(keys, read, write)
 

@@ -10,11 +10,11 @@ import pytest
 from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.ensemble import Ensemble, stack_members
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import complete, score_pairs, translate
 from jaxformer.pipelines.batching import pad_right
+from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_characters
 
