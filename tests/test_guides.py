@@ -94,6 +94,8 @@ def run(command: str) -> None:
         short += " --optimizer.total_steps 3"
     if name == "language_modelling.finetune" and "--data.train " not in command:
         short += " --data.train train.tsv --data.test test.tsv"
+    if "--init_from" in command:  # the weights decide the sizes
+        short = re.sub(r"--model\.\S+\s+\S+", "", short)
     if "--strategy single" in command:
         short += " --name single"
     if "_masked" in command:
