@@ -249,6 +249,8 @@ def describe_run(run: OpenRun, name: str, text: Text, scores: dict, hypotheses: 
         f"three above. That text has {len(words):,} words in the source language. Sentences with "
         "other words, or of another kind, may be translated less well."
     )
+    if scores["bleu"] < 1:
+        abilities = "The model has not learned to translate yet: give it more steps or more text."
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
     commands = [("translation.translate",)]
     language = run.config.data.target_language

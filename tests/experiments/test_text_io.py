@@ -1,6 +1,7 @@
 """Prompts on a terminal, and what a finished run says of itself."""
 
 import shlex
+from types import SimpleNamespace
 
 import pytest
 
@@ -96,7 +97,11 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
     write_known_words(folder / "data", words)
     scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
     scores |= {"bleu_signature": "tok:13a", "chrf_signature": "nc:6"}
-    told = describe_run(folder, "test", Text(["a dog", "x"], ["y", "z"]), scores, ["y", "x"])
+    config = SimpleNamespace(data=SimpleNamespace(target_language="de"))
+    run, text = SimpleNamespace(folder=folder, config=config), Text(["a dog", "x"], ["y", "z"])
+    told = describe_run(run, "test", text, scores, ["y", "x"])
+    poor = " ".join(describe_run(run, "test", text, scores | {"bleu": 0.5}, ["y", "x"]).split())
+    assert "has not learned to translate yet" in poor and "has learned" not in poor
     assert "test: 1,234 sentences, 50.0% ± 50.0% exactly right" in " ".join(told.split())
     assert "That text has 49 words" in " ".join(told.split()) and "samples/test.tsv" in told
     assert "nonsense" not in told, "a model of a large text translates new sentences"

@@ -304,7 +304,7 @@ def test_runs_that_cannot_decode_together_are_refused(run, tmp_path):
     vocab["d"], vocab["e"] = vocab["e"], vocab["d"]
     tokenizer.write_text(json.dumps(content))
     refused(call(evaluate, both), 2, "have different tokenizers, but the models of an")
-    nowhere = {"--run": f"{run.folder},nowhere"}
+    nowhere = {"--run": f"{run.folder}, nowhere,"}
     refused(call(evaluate, nowhere), 2, "nowhere is not a folder: give --run")
 
 

@@ -55,7 +55,8 @@ class DecodingOptions(Checked):
 def run_folders(run: str) -> list[Path]:
     """The folders that `run` names, separated by commas."""
     whole = storage.to_path(run)
-    return [whole] if whole.is_dir() else [storage.to_path(name) for name in run.split(",")]
+    names = [name.strip() for name in run.split(",") if name.strip()]
+    return [whole] if whole.is_dir() or not names else [storage.to_path(name) for name in names]
 
 
 def load_members(load: Callable[[Path], _Loaded], run: str, *, int8: bool = False) -> _Loaded:
