@@ -49,7 +49,8 @@ def load_run(
     complete checkpoint.
     """
     checkpoint_selection.check_folder(folder)
-    if "task" in config_files.read_object(folder / "config.json"):
+    path = folder / "config.json"
+    if path.exists() and "task" in config_files.read_object(path):
         return _finetuned(folder, options, devices)
     config = run_folder.load_config(folder, TranslationConfig)
     weights = checkpoint_selection.select(folder, config.training, options)
