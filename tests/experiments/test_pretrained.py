@@ -91,8 +91,8 @@ def folder(random_params, tmp_path_factory):
 def test_a_prompt_is_continued_to_any_of_the_ends_that_the_folder_states(folder, capsys, tmp_path):
     shutil.copytree(folder("gpt"), tmp_path / "gpt")
     words = f"--run {tmp_path}/gpt --max_new_tokens 4 --temperature 0.0 --text"
-    options = generate.parse([*words.split(), "sun moon"])
-    loaded = load_pretrained(tmp_path / "gpt")
+    parse = partial(generate.parse, [*words.split(), "sun moon"])  # reads the folder's settings
+    options, loaded = parse(), load_pretrained(tmp_path / "gpt")
     complete = partial(pipelines.complete, loaded, "sun moon", details=True)
     free = complete(*replace(options, eos=()).settings)
     assert len(free.ids) == 4 and not free.ended
@@ -104,11 +104,11 @@ def test_a_prompt_is_continued_to_any_of_the_ends_that_the_folder_states(folder,
     said = json.loads((tmp_path / "gpt" / "config.json").read_text())
     generation_config = tmp_path / "gpt" / "generation_config.json"
     generation_config.write_text(json.dumps(said | {"eos_token_id": [16, last]}))
-    generate.main(options)
+    generate.main(parse())
     assert capsys.readouterr().out == f"sun moon{ended.text}\n"
     generation_config.write_text(json.dumps({"eos_token_id": [16, 31]}))
     with pytest.raises(ConfigError, match="eos_token_id=31, but it must be one id from 0 to 30"):
-        generate.main(options)
+        parse()
 
 
 def test_a_folder_of_theirs_fills_in_a_mask(folder, capsys):
