@@ -260,6 +260,8 @@ def in_int8(loaded: _Loaded) -> _Loaded:
 
 
 def check_folder(folder: Path) -> None:
-    """Raises `ConfigError` unless `folder` is one."""
+    """Raises `ConfigError` unless `folder` is that of a run."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder: give --run the folder of a trained run")
+    if not (folder / "config.json").is_file():
+        raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
