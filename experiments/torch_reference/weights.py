@@ -1,65 +1,22 @@
 """Weights as jaxformer's parameters and as torch's state dicts, in both directions by one map.
 
 A weight map is that of `jaxformer.pretrained.weight_map`: torch's name and jaxformer's paths of
-each array. `weight_map_of` has that of the reference `Transformer` and `GPT`; `torch_modules` has
-those of torch's own layers. All arrays are numpy's: a state dict is {name: array}.
+each array. `weight_map_of` has that of the reference `Transformer` and `GPT`. All arrays are
+numpy's: a state dict is {name: array}.
 """
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
 import numpy as np
-from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.config import TransformerConfig
-from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pretrained import weight_map as maps
-from jaxformer.pretrained.weight_map import Entry, WeightMap
-
-State = Mapping[str, np.ndarray]
-
-
-def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
-    """The state dict of the tree `params`.
-
-    Raises `ConfigError` that lists the leaves that are missing or have no entry.
-    """
-    leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(params, sep="/").items()}
-    known = {path for entry in weight_map for path in entry.jax}
-    wrong = [f"{path} is missing" for path in sorted(known - leaves.keys())]
-    wrong += [f"{path} is unknown" for path in sorted(leaves.keys() - known)]
-    if wrong:
-        raise ConfigError(
-            f"the parameters do not fit the weight map: {'; '.join(wrong)}: give the parameters of "
-            "the module that the map was made for"
-        )
-    return {
-        name: np.ascontiguousarray(tensor)
-        for name, tensor in maps.to_hf(weight_map, leaves.__getitem__)
-    }
-
-
-def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
-    """The parameters of `state`, a tree with the shapes of the tree `like`.
-
-    Raises `DataError` that lists the names that are missing or have no entry, and arrays of another
-    shape.
-    """
-    leaves: dict[str, Any] = flatten_dict(like, sep="/")
-    shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    maps.check_names(weight_map, state)
-    maps.check_shapes(weight_map, shapes, {name: x.shape for name, x in state.items()})
-    return unflatten_dict(maps.to_jax(weight_map, shapes, state, state.__getitem__), sep="/")
-
-
-def joined(paths: Sequence[str], weight: str, bias: str = "") -> list[Entry]:
-    """The entries of the projections at `paths`, which torch stores as one matrix."""
-    kernels, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
-    entries = [Entry(kernels, (weight,), maps.conv1d(), maps.linear())]
-    return entries + ([Entry(biases, (bias,), maps.FLAT)] if bias else [])
+from jaxformer.pretrained.torch_layers import joined, to_jax, to_torch
+from jaxformer.pretrained.weight_map import Entry
 
 
 def weight_map_of(config: TransformerConfig) -> list[Entry]:

@@ -7,18 +7,19 @@ import numpy as np
 import pytest
 
 from experiments.torch_reference import torch_modules
-from experiments.torch_reference.torch_modules import (
-    encoder_layer,
-    multihead_attention,
-    transformer,
-)
-from experiments.torch_reference.weights import to_jax, to_torch
+from experiments.torch_reference.torch_modules import transformer
 from jaxformer.config import FeedForwardOptions, NoPositions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.inspection import read_taps
 from jaxformer.ops.masks import AttentionMask
+from jaxformer.pretrained.torch_layers import (
+    encoder_layer,
+    multihead_attention,
+    to_jax,
+    to_torch,
+)
 
 pytestmark = pytest.mark.peer
 
