@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -43,28 +44,26 @@ class Experts(nn.Module):
     def __call__(self, x: jax.Array, dropout_rng: jf.DropoutRng | None = None) -> jax.Array:
         shares = nn.softmax(nn.Dense(self.num_experts, name="router")(x))
         chosen = jax.nn.one_hot(shares.argmax(-1), self.num_experts)
-        over_experts = {"variable_axes": {"params": 0}, "split_rngs": {"params": True}}
-        network = nn.vmap(jf.FeedForward, in_axes=None, axis_size=self.num_experts, **over_experts)
-        y = network(self.d_ff, name="experts")(x)
+        network = nn.vmap(jf.FeedForward, {"params": 0}, {"params": True})
+        y = network(self.d_ff, name="experts")(jnp.stack([x] * self.num_experts))
         balance = jnp.sum(chosen.mean((0, 1)) * shares.mean((0, 1)))
         self.sow("losses", "balance", self.num_experts * balance)
         return jnp.einsum("ebtd,bte->btd", y, chosen * shares)
 
 
-def experts(d_ff: int, **_: Any) -> nn.Module:
-    """Experts in place of a block's feed-forward network."""
-    return Experts(d_ff)
-
-
 def mixture_of_experts(scan_layers: bool = True) -> tuple[jf.DecoderOnly, Loss]:
     """A language model of experts, and its loss with the balance of all layers."""
-    config = jf.TransformerConfig(**{**vars(GPT), "scan_layers": scan_layers})
+    config = replace(GPT, scan_layers=scan_layers)
+
+    def experts(d_ff: int, **_: Any) -> nn.Module:
+        return Experts(d_ff)
+
     model = jf.DecoderOnly(config, block=partial(jf.Block, make_feed_forward=experts))
 
     def loss(params, batch, rng):
         logits, state = model.apply({"params": params}, batch[:, :-1], mutable=["losses"])
         nats = optax.softmax_cross_entropy_with_integer_labels(logits, batch[:, 1:])
-        balance = sum(jnp.sum(x) for x in jax.tree.leaves(state["losses"])) * nats.size
+        balance = jnp.asarray(optax.tree.sum(state["losses"])) * nats.size
         return jnp.sum(nats) + 0.01 * balance, jnp.float32(nats.size), {"balance": balance}
 
     return model, loss
@@ -75,18 +74,17 @@ def generate_after_prompt(
     model: jf.DecoderOnly, params: Any, prompt: jax.Array, length: int
 ) -> jax.Array:
     """The `length` most likely tokens [B, L] after the vectors `prompt` [B, P, D]."""
-    step = partial(model.apply, {"params": params}, method="decode_step")
-    size = {"max_length": prompt.shape[1] + length}
-    cache = model.apply({"params": params}, len(prompt), **size, method="init_cache")
-    logits, cache = step(prompt[:, None], cache)
 
-    def advance(carry, _):
+    def advance(carry: tuple[jax.Array, jf.Cache], _: None) -> Any:
         token, cache = carry
-        logits, cache = step(token[:, None, None], cache)
+        logits, cache = model.bind({"params": params}).decode_step(token[:, None, None], cache)
         return (logits[:, 0, -1].argmax(-1), cache), token
 
-    first = logits[:, 0, -1].argmax(-1)
-    return jax.lax.scan(advance, (first, cache), length=length)[1].T
+    bound = model.bind({"params": params})
+    cache = bound.init_cache(len(prompt), max_length=prompt.shape[1] + length)
+    logits, cache = bound.decode_step(prompt[:, None], cache)
+    first = logits[:, 0, -1].argmax(-1), cache
+    return jax.lax.scan(advance, first, length=length)[1].T
 
 
 # 3. A vision encoder (Dosovitskiy et al. 2021) that our decoder reads.
@@ -118,10 +116,10 @@ class DifferentialAttention(jf.MultiHeadAttention):
         super().setup()
         self.share = self.param("share", nn.initializers.constant(0.3), (1, 1, self.num_heads, 1))
 
-    def attend(self, q, k, v, mask, bias, dropout_rng):
+    def attend(self, q: Any, k: Any, v: Any, *rest: Any) -> jax.Array:
         (q1, q2), (k1, k2) = jnp.split(q, 2, axis=-1), jnp.split(k, 2, axis=-1)
-        first = super().attend(q1, k1, v, mask, bias, dropout_rng)
-        return first - self.share * super().attend(q2, k2, v, mask, bias, dropout_rng)
+        first = super().attend(q1, k1, v, *rest)
+        return first - self.share * super().attend(q2, k2, v, *rest)
 
 
 # 5. Hyper-connections (Zhu et al. 2025): several residual streams around each block.
@@ -188,10 +186,9 @@ def exported_step(model: jf.DecoderOnly, params: Any, rows: int, max_length: int
     """The serialized step: f(params, tokens [B, 1, 1], cache) -> (logits, cache)."""
 
     def step(params: Any, tokens: jax.Array, cache: jf.Cache) -> tuple[jax.Array, jf.Cache]:
-        return model.apply({"params": params}, tokens, cache, method="decode_step")
+        return model.bind({"params": params}).decode_step(tokens, cache)
 
-    size = {"max_length": max_length, "method": "init_cache"}
-    cache = model.apply({"params": params}, rows, **size)
+    cache = model.bind({"params": params}).init_cache(rows, max_length=max_length)
     tokens = jnp.zeros((rows, 1, 1), jnp.int32)
     return bytes(export.export(jax.jit(step))(params, tokens, cache).serialize())
 
@@ -227,7 +224,7 @@ def saliency(model: jf.DecoderOnly, params: Any, tokens: jax.Array) -> jax.Array
     """Gradient times input [B, T] of the last token's best logit (Shrikumar et al. 2017)."""
 
     def best(vectors: jax.Array) -> jax.Array:
-        logits = model.apply({"params": params}, vectors)
+        logits = model.bind({"params": params})(vectors)
         return jnp.sum(logits[:, -1].max(axis=-1))
 
     vectors = params["embedding"]["table"][tokens] * math.sqrt(model.config.d_model)

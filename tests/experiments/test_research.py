@@ -1,5 +1,6 @@
 """Each program of `experiments/examples/research.py` gives the values of the plain computation."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -95,7 +96,7 @@ def test_differential_attention_is_the_difference_of_two_maps_with_a_cache_too()
     plain = jnp.einsum("bnts,bnsh,nhd->btd", maps, v, p["out"]["kernel"])
     assert_close(out, plain)
     block = partial(jf.Block, make_attention=research.DifferentialAttention)
-    config = jf.TransformerConfig(**{**vars(research.GPT), "head_dim": 8, "value_head_dim": 4})
+    config = replace(research.GPT, head_dim=8, value_head_dim=4)
     model = jf.DecoderOnly(config, block=block)
     params = model.init(KEY, TOKENS)["params"]
     logits = model.apply({"params": params}, TOKENS)
@@ -123,7 +124,7 @@ def test_hyper_connections_begin_as_the_plain_residual_network():
 
 def test_contrastive_decoding_takes_what_the_large_model_says_more(gpt):
     large, params = gpt
-    small = jf.DecoderOnly(jf.TransformerConfig(**{**vars(research.GPT), "num_decoder_layers": 1}))
+    small = jf.DecoderOnly(replace(research.GPT, num_decoder_layers=1))
     other = small.init(jax.random.key(2), TOKENS)["params"]
     models = [(large, {"params": params}), (small, {"params": other})]
     steps, caches = [], []
