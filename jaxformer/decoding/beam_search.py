@@ -44,7 +44,7 @@ VALUES = ("length_penalty", "min_new_tokens", "repetition_penalty")
 
 def length_penalty(
     kind: str,
-    exponent: Float[Array, "..."],
+    exponent: Float[AnyArray, "..."],
     log_prob: Float[Array, "..."],
     length: Float[Array, "..."],
 ) -> Float[Array, "..."]:
@@ -93,14 +93,14 @@ def beam_search(
     >>> [round(p, 4) for p in jnp.exp(best.scores[0]).tolist()]  # 0.4, and 0.6 x 0.4
     [0.4, 0.24]
     """
-    config = replace(config, max_new_tokens=_size(bos, max_new_tokens, config))
-    most = config.max_new_tokens
+    size = most = _size(bos, max_new_tokens, config)
+    config = replace(config, max_new_tokens=size)
     if not isinstance(max_new_tokens, Tracer):
         most = min(most, largest(max_new_tokens))
     check_room(cache, most)
-    options = {"logits_processors": logits_processors}
-    state = begin_beams(cache, bos, max_new_tokens, config, **options)
-    return beam_more(step, state, config.max_new_tokens).finished
+    processors = tuple(logits_processors)
+    state = begin_beams(cache, bos, max_new_tokens, config, logits_processors=processors)
+    return beam_more(step, state, size).finished
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class BeamState(struct.PyTreeNode):
     """
 
     cache: Any
-    values: dict[str, Shaped[Array, " B"]]
+    values: Mapping[str, Shaped[AnyArray, " B"]]
     limits: Int[Array, " B"]
     lengths: Int[Array, " B"]
     stopped: Bool[Array, " B"]

@@ -58,7 +58,7 @@ def apply_all(
 
 def penalize(
     logits: Float[Array, "R V"],
-    penalties: Float[Array, " R"],
+    penalties: Float[Array | np.ndarray, " R"],
     tokens: Int[Array, "R L"],
     lengths: Int[Array, " R"],
 ) -> Float[Array, "R V"]:
@@ -88,7 +88,9 @@ def _token_counts(
 
 
 def _lower(
-    logits: Float[Array, " V"], penalty: Float[Array, ""] | float, counts: Int[Array, " V"]
+    logits: Float[Array, " V"],
+    penalty: Float[Array | np.ndarray, ""] | float,
+    counts: Int[Array, " V"],
 ) -> Float[Array, " V"]:
     lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
     return jnp.where(counts > 0, lower, logits)

@@ -83,7 +83,7 @@ class SampleState(struct.PyTreeNode):
 
     cache: Any
     seeds: UInt32[Array, "B 2"]
-    values: dict[str, Shaped[Array, " B"]]
+    values: Mapping[str, Shaped[AnyArray, " B"]]
     limits: Int[Array, " B"]
     prompt_lengths: Int[Array, " B"]
     starts: Int[Array, " B"]
@@ -279,7 +279,7 @@ def make_sampler(config: SamplingConfig) -> Sampler:
 def _draw(
     logits: Float[Array, "B V"],
     words: UInt32[Array, "B 2"],
-    values: Mapping[str, Shaped[Array, " B"]],
+    values: Mapping[str, Shaped[AnyArray, " B"]],
 ) -> Int[Array, " B"]:
     """A token of each text: argmax of logits and Gumbel noise, among the tokens that are kept.
 

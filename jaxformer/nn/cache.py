@@ -76,7 +76,7 @@ class LayerCache(struct.PyTreeNode):
             return x.reshape(x.shape[0], -1, *x.shape[3:])
 
         stored = LayerCache.create(KeyValue(to_slots(new.key), to_slots(new.value)))
-        start = position * self.slots
+        start: Any = position * self.slots
         update = jax.lax.dynamic_update_slice_in_dim
         write_key, write_value = partial(update, axis=-1), partial(update, axis=-2)
         if jnp.ndim(start) and self.groups[0] == 1:

@@ -3,7 +3,7 @@
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Array, Bool, Int
 
 from jaxformer.decoding import (
     CompletionOptions,
@@ -253,8 +253,8 @@ class NewTexts(NamedTuple):
 
     prompts: Prompts
     context: Int[AnyArray, " K"]  # how many tokens before the last one the model sees
-    values: dict[str, AnyArray]
-    seed: Int[AnyArray, ""]
+    values: Mapping[str, AnyArray]
+    seed: Int[AnyArray, ""] | np.uint32
 
 
 @partial(jax.jit, static_argnames=("model", "config", "eos"), donate_argnames="state")
@@ -274,7 +274,7 @@ def read_prompts(
 
     Called for one part of the contexts after the other; those of earlier parts are kept.
     """
-    cache = take_rows(state.cache, rows)
+    cache: Any = take_rows(state.cache, rows)
     # What an earlier text has left is masked, but NaN would not be.
     cache = jax.tree.map(lambda x: jnp.where(start == 0, jnp.zeros_like(x), x), cache)
     cache = cache.truncate(start)
@@ -291,8 +291,8 @@ def continue_texts(
     params: Any,
     state: SampleState,
     stop: Bool[AnyArray, " R"],
-    n: Int[AnyArray, ""],
-    ended: Int[AnyArray, ""],
+    n: Int[Array, ""] | int,
+    ended: Int[Array, ""] | int,
 ) -> SampleState:
     """`sample_more` by a model, after the texts of `stop` have been stopped."""
     state = state.replace(stopped=state.stopped | stop)
@@ -310,7 +310,7 @@ def begin_rows(
 ) -> SampleState:
     """A state of `rows` texts of `config.max_new_tokens` tokens at most."""
     variables = {"params": params}
-    cache = model.apply(variables, rows, max_length=cache_length, method="init_cache")
+    cache: Any = model.apply(variables, rows, max_length=cache_length, method="init_cache")
     zeros = jnp.zeros(rows, jnp.int32)
     history = jnp.zeros((rows, config.max_new_tokens), jnp.int32)
     prompts = Prompts(zeros, zeros, zeros, history, zeros)

@@ -2,7 +2,7 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
@@ -104,7 +104,7 @@ def enter_sentences(
     rows: Int[AnyArray, " K"],
     source: Int[AnyArray, "K S"],
     max_new_tokens: Int[AnyArray, " K"],
-    values: dict[str, AnyArray],
+    values: Mapping[str, AnyArray],
     *,
     search: SearchConfig,
     bos: int,
@@ -122,8 +122,8 @@ def search_more(
     params: Any,
     state: BeamState,
     stop: Bool[AnyArray, " R"],
-    n: Int[AnyArray, ""],
-    ended: Int[AnyArray, ""],
+    n: Int[Array, ""] | int,
+    ended: Int[Array, ""] | int,
 ) -> BeamState:
     """`beam_more` by a model, without the sentences of `stop`."""
     state = state.replace(stopped=state.stopped | stop)
@@ -135,7 +135,7 @@ def _begin(
     params: Any,
     source: Int[AnyArray, "K S"],
     max_new_tokens: Int[AnyArray, " K"],
-    values: dict[str, AnyArray],
+    values: Mapping[str, AnyArray],
     search: SearchConfig,
     bos: int,
     pad: int,
@@ -390,7 +390,7 @@ def _compile(
     rows = num_rows(texts, options.batch_size, devices.mesh.shape["data"])
     count = entering_rows(rows)
     defaults = {name: getattr(SearchConfig, name) for name in VALUES}
-    static = {"search": replace(search, max_new_tokens=target_size, **defaults)}
+    static: dict[str, Any] = {"search": replace(search, max_new_tokens=target_size, **defaults)}
     static |= {"bos": options.bos, "pad": options.pad}
     values = row_values(search, VALUES, count)
 

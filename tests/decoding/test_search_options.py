@@ -257,7 +257,7 @@ def test_the_token_before_a_text_counts_as_repeated():
 
 def test_a_search_in_which_all_tokens_are_suppressed_is_refused():
     with pytest.raises(ValueError, match="all 4 tokens are suppressed: leave at least one"):
-        search(LOOP, suppress_tokens=(END, START, A, B))
+        search(LOOP, suppress_tokens=(END, START, A, B), at_max_length="cut")
 
 
 def test_several_hypotheses_penalize_repetition_in_their_log_probabilities():
