@@ -96,6 +96,8 @@ def run(command: str) -> None:
         short += " --data.train train.tsv --data.test test.tsv"
     if "--init_from" in command:  # the weights decide the sizes
         short = re.sub(r"--model\.\S+\s+\S+", "", short)
+    if name == "translation.finetune" and "--data.train." in command:
+        short += " --data.validation.source test.tsv"  # too few to set some aside
     if "--strategy single" in command:
         short += " --name single"
     if "_masked" in command:

@@ -8,7 +8,6 @@ from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.training import build
-from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.prepare import load_tokenizers, sized
 from experiments.translation.presets import TranslationConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
@@ -64,6 +63,7 @@ def load_run(
 def _finetuned(folder: Path, options: RunOptions, devices: Strategy | None) -> LoadedRun:
     """The run of a fine-tuning, whose tokenizers have ids of their own."""
     from experiments.translation import finetune_start
+    from experiments.translation.finetune_presets import FinetuneConfig
 
     config = run_folder.load_config(folder, FinetuneConfig)
     weights = checkpoint_selection.select(folder, config.training, options)
