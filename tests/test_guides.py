@@ -96,8 +96,9 @@ def run(command: str) -> None:
         short += " --data.train train.tsv --data.test test.tsv"
     if "--init_from" in command:  # the weights decide the sizes
         short = re.sub(r"--model\.\S+\s+\S+", "", short)
-    if name == "translation.finetune" and "--data.train." in command:
-        short += " --data.validation.source test.tsv"  # too few to set some aside
+    if name == "translation.finetune":  # the guide's pairs are too few to set some aside
+        given = "--data.train." in command
+        short += " --data.validation.source test.tsv" if given else f" {TEXTS}"
     if "--strategy single" in command:
         short += " --name single"
     if "_masked" in command:
