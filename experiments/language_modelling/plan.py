@@ -15,7 +15,7 @@ from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines.batching import BATCH_SIZE
-from jaxformer.pipelines.completion import begin_rows, continue_texts, text_size
+from jaxformer.pipelines.reading import begin_rows, continue_texts, text_size
 from jaxformer.pipelines.rows import num_rows, state_shapes
 from jaxformer.text.data import MaskedBatch, StreamBatch
 

@@ -3,25 +3,19 @@
 import itertools
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Bool, Int
 
 from jaxformer.decoding import (
     CompletionOptions,
     Prompts,
     SampleState,
     SamplingConfig,
-    begin_sampling,
-    put_rows,
-    sample_more,
-    take_rows,
 )
 from jaxformer.decoding.hypotheses import row_values
 from jaxformer.decoding.sampling import VALUES
@@ -34,12 +28,18 @@ from jaxformer.pipelines.batching import (
     as_given,
     check_id,
     check_inputs,
-    make_step_fn,
-    next_power_of_two,
     pad_right,
     suppressed_ids,
 )
 from jaxformer.pipelines.partial_text import PartialText
+from jaxformer.pipelines.reading import (
+    NewTexts,
+    begin_rows,
+    continue_texts,
+    read_prompts,
+    reading_plan,
+    text_size,
+)
 from jaxformer.pipelines.rows import (
     FOREVER,
     Search,
@@ -56,9 +56,6 @@ from jaxformer.text.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 8
 """The number of tokens between two looks at a text, for its pieces and its stop strings."""
-
-# The tokens of a prompt that are read together, and those that are left where they begin to pay.
-_WIDTHS = {256: 192, 64: 48, 16: 0}
 
 Prompt = str | Sequence[int]
 """A text, or the ids of one, such as a chat template's with its special tokens."""
@@ -246,97 +243,6 @@ def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[in
             )
         encoded.append([int(index) for index in ids])
     return encoded
-
-
-class NewTexts(NamedTuple):
-    """K texts that enter rows: arrays [K, ...], but for the `seed` of all."""
-
-    prompts: Prompts
-    context: Int[AnyArray, " K"]  # how many tokens before the last one the model sees
-    values: Mapping[str, AnyArray]
-    seed: Int[AnyArray, ""] | np.uint32
-
-
-@partial(jax.jit, static_argnames=("model", "config", "eos"), donate_argnames="state")
-def read_prompts(
-    model: DecoderOnly,
-    params: Any,
-    state: SampleState,
-    rows: Int[AnyArray, " K"],
-    new: NewTexts,
-    tokens: Int[AnyArray, "K T"],
-    start: Int[AnyArray, ""],
-    *,
-    config: SamplingConfig,
-    eos: tuple[int, ...],
-) -> SampleState:
-    """`state` with `new` in `rows`, after the tokens of their contexts from `start` on are read.
-
-    Called for one part of the contexts after the other; those of earlier parts are kept.
-    """
-    cache: Any = take_rows(state.cache, rows)
-    # What an earlier text has left is masked, but NaN would not be.
-    cache = jax.tree.map(lambda x: jnp.where(start == 0, jnp.zeros_like(x), x), cache)
-    cache = cache.truncate(start)
-    # Nothing uses these logits, so the compiler leaves them out.
-    _, cache = model.apply({"params": params}, tokens[:, None], cache, method="decode_step")
-    cache, rng = cache.truncate(new.context), jax.random.key(new.seed)
-    begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, eos=eos)
-    return put_rows(state, rows, begun)
-
-
-@partial(jax.jit, static_argnames="model", donate_argnames="state")
-def continue_texts(
-    model: DecoderOnly,
-    params: Any,
-    state: SampleState,
-    stop: Bool[AnyArray, " R"],
-    n: Int[Array, ""] | int,
-    ended: Int[Array, ""] | int,
-) -> SampleState:
-    """`sample_more` by a model, after the texts of `stop` have been stopped."""
-    state = state.replace(stopped=state.stopped | stop)
-    return sample_more(make_step_fn(model, params), state, n, ended)
-
-
-def begin_rows(
-    model: DecoderOnly,
-    params: Any,
-    rows: int,
-    config: SamplingConfig,
-    eos: tuple[int, ...] = (),
-    *,
-    cache_length: int,
-) -> SampleState:
-    """A state of `rows` texts of `config.max_new_tokens` tokens at most."""
-    variables = {"params": params}
-    cache: Any = model.apply(variables, rows, max_length=cache_length, method="init_cache")
-    zeros = jnp.zeros(rows, jnp.int32)
-    history = jnp.zeros((rows, config.max_new_tokens), jnp.int32)
-    prompts = Prompts(zeros, zeros, zeros, history, zeros)
-    state = begin_sampling(cache.truncate(zeros), prompts, jax.random.key(0), config, eos=eos)
-    return state
-
-
-def text_size(length: int) -> int:
-    """64, 96, 128, 192, 256, ...: the least of them that is at least `length`."""
-    size = next_power_of_two(max(length, 64))
-    return size * 3 // 4 if 64 < length <= size * 3 // 4 else size
-
-
-def reading_plan(count: int, room: int) -> list[tuple[int, int]]:
-    """(start, width) of the parts in which `count` tokens are read into `room` slots.
-
-    >>> reading_plan(70, 128), reading_plan(20, 29)  # the last part begins where it fits
-    ([(0, 64), (64, 16)], [(0, 16), (13, 16)])
-    """
-    widths = {width: least for width, least in _WIDTHS.items() if width <= room} or {room: 0}
-    plan, start = [], 0
-    while not plan or start < count:
-        width = next((w for w, least in widths.items() if count - start > least), min(widths))
-        plan.append((min(start, room - width), width))
-        start += width
-    return plan
 
 
 class _Call(NamedTuple):
