@@ -4,8 +4,10 @@ That function has no argument for packed documents. The one that it calls has, b
 private: where a version of JAX does not have it, `gpu_flash` computes them.
 """
 
+import contextlib
 import inspect
 import math
+from importlib import import_module
 from typing import Any, Literal
 
 import jax
@@ -24,10 +26,9 @@ from jaxformer.ops.attention.kernel import (
 )
 from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
-try:
-    from jax._src.cudnn import fused_attention_stablehlo as _private
-except ImportError:
-    _private: Any = None
+_private: Any = None
+with contextlib.suppress(ImportError):
+    _private = import_module("jax._src.cudnn.fused_attention_stablehlo")
 _ARGUMENTS = {"q_seqlen", "kv_seqlen", "q_offsets", "kv_offsets", "mask_type", "scale"}
 _takes_documents = hasattr(_private, "MaskType") and _ARGUMENTS <= set(
     inspect.signature(getattr(_private, "dot_product_attention", len)).parameters
@@ -70,10 +71,10 @@ def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Arr
 
 def _attend_in_documents(call: Call) -> Array:
     """Attention within documents; by `gpu_flash` where cuDNN cannot tell them apart."""
-    starts, lengths, is_packed = documents(
-        jnp.asarray(call.mask.query_segments), call.q.shape[1] // _LEAST_MEAN
-    )
-    is_packed &= jnp.array_equal(call.mask.query_segments, call.mask.key_segments)
+    segments: Any = call.mask.query_segments, call.mask.key_segments
+    queries, keys = map(jnp.asarray, segments)
+    starts, lengths, is_packed = documents(queries, call.q.shape[1] // _LEAST_MEAN)
+    is_packed &= jnp.array_equal(queries, keys)
     kind = _private.MaskType.PADDING_CAUSAL if call.mask.causal else _private.MaskType.PADDING
 
     def packed(q: Array, k: Array, v: Array) -> Array:
