@@ -284,29 +284,30 @@ class _Call(NamedTuple):
             new, tokens = self.inputs(len(rows), part, size)
             plan = reading_plan(int(new.context.max()), room)
             tokens = np.pad(tokens, ((0, 0), (0, max(0, room - tokens.shape[1]))))
-            parts = ((np.int32(start), tokens[:, start : start + n]) for start, n in plan)
-            return [(rows, new, part, start) for start, part in parts]
+            parts = [(tokens[:, start : start + n], start) for start, n in plan]
+            return [(rows, new, part, np.int32(start) if start else None) for part, start in parts]
 
         rounds = [self.round(text) for text in texts]
         counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
         if slides := [seen for seen, _ in rounds if seen < max_len]:
             counts = range(min(counts), max(slides) + 1)
         counts = {count - 1 for count in counts}
-        widths = {width for count in counts for _, width in reading_plan(count, room)}
-        *some, _, start = inputs(np.zeros(entering_rows(rows), np.int32), texts[:1])[0]
-        compiled = partial(compile_piece, self.model, self.params)
-        read = {
-            width: compiled(
-                read_prompts, state, *some, _zeros(len(some[0]), width), start, **static
-            )
-            for width in sorted(widths)
+        parts = {
+            (width, start > 0) for count in counts for start, width in reading_plan(count, room)
         }
+        some = inputs(np.zeros(entering_rows(rows), np.int32), texts[:1])[0][:2]
+        compiled = partial(compile_piece, self.model, self.params)
+        read = {}
+        for width, later in sorted(parts):
+            part = _zeros(len(some[0]), width), np.int32(0) if later else None
+            read[width, later] = compiled(read_prompts, state, *some, *part, **static)
         numbers = np.int32(0), np.int32(0)
         more = compiled(continue_texts, state, np.ones(rows, bool), *numbers)
 
         def enter(state: Any, rows: AnyArray, part: Sequence[PartialText]) -> Any:
             for arrays in inputs(rows, part):
-                state = read[arrays[2].shape[1]](state, *arrays)
+                *_, tokens, start = arrays
+                state = read[tokens.shape[1], start is not None](state, *arrays)
             return state
 
         return Search(rows, state, enter, more, partial(_written, devices))

@@ -23,7 +23,7 @@ from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import make_step_fn, next_power_of_two
 
 # The tokens of a prompt that are read together, and those that are left where they begin to pay.
-_WIDTHS = {256: 192, 64: 48, 16: 0}
+_WIDTHS = {1024: 768, 256: 192, 64: 48, 16: 0}
 
 
 class NewTexts(NamedTuple):
@@ -43,19 +43,20 @@ def read_prompts(
     rows: Int[AnyArray, " K"],
     new: NewTexts,
     tokens: Int[AnyArray, "K T"],
-    start: Int[AnyArray, ""],
+    start: Int[AnyArray, ""] | None,
     *,
     config: SamplingConfig,
     eos: tuple[int, ...],
 ) -> SampleState:
     """`state` with `new` in `rows`, after the tokens of their contexts from `start` on are read.
 
-    Called for one part of the contexts after the other; those of earlier parts are kept.
+    Called for one part of the contexts after the other; those of earlier parts are kept. `start`
+    is None for the first part, whose place is known while tracing: flash attention reads it.
     """
     cache: Any = take_rows(state.cache, rows)
-    # What an earlier text has left is masked, but NaN would not be.
-    cache = jax.tree.map(lambda x: jnp.where(start == 0, jnp.zeros_like(x), x), cache)
-    cache = cache.truncate(start)
+    if start is None:  # what an earlier text has left is masked, but NaN would not be
+        cache = jax.tree.map(jnp.zeros_like, cache)
+    cache = cache.truncate(0 if start is None else start)
     # Nothing uses these logits, so the compiler leaves them out.
     _, cache = model.apply({"params": params}, tokens[:, None], cache, method="decode_step")
     cache, rng = cache.truncate(new.context), jax.random.key(new.seed)

@@ -23,6 +23,7 @@ from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stack import unstack_blocks
+from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream
 from jaxformer.pipelines.partial_text import PartialText
 from jaxformer.pipelines.rows import prepare
@@ -462,6 +463,23 @@ def test_a_hundred_calls_of_mixed_settings_and_lengths_compile_few_programs(load
     list(stream(loaded, ["ab", "abc"], max_new_tokens=7))
     complete(loaded, ["ab", "abc"], max_new_tokens=7, stop=("zz",))
     assert compiled[0] <= 12, "streams and stop strings are the same programs"
+
+
+def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(loaded):
+    """The offset of a first part is known while tracing, and no key is after its last query."""
+    noted = set()
+
+    def attend(q, k, v, mask, **options):
+        if q.shape[1] > 1:
+            noted.add((q.shape[1], k.shape[1], mask.offset if type(mask.offset) is int else None))
+        return reference(q, k, v, mask, **options)
+
+    model = loaded.model.clone(attention_fn=attend)
+    prompts = ["abcdefghijk" * 2, "abc"]
+    texts = complete(Loaded(model, loaded.params, loaded.tokenizer), prompts, GREEDY)
+    assert texts == complete(loaded, prompts, GREEDY)
+    room = CONFIG.max_len
+    assert noted == {(16, 16, 0), (16, room, None)}
 
 
 def endless(tokenizer):
