@@ -84,6 +84,8 @@ from jaxformer.nn.models import (
 from jaxformer.nn.stack import (
     Encoder,
     Stack,
+)
+from jaxformer.nn.stacked_blocks import (
     stack_blocks,
     unstack_blocks,
 )

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 import orbax.checkpoint as ocp
 
 from jaxformer import storage
 from jaxformer.checkpoint import manifest
+from jaxformer.checkpoint.leaves import as_given, restore_args, storable, stored_shape
 from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, by_the_first
@@ -97,11 +96,11 @@ class Checkpoints:
         if decision == _SAVED:
             return
         self._steps.forget(step)
-        leaves = manifest.describe(jax.tree.map(_shape, state))
+        leaves = manifest.describe(jax.tree.map(stored_shape, state))
         content = manifest.Manifest(leaves, plain, _finite(metric), regular, {})
-        storable = jax.tree.map(_storable, state)
-        pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), storable)
-        stored = ocp.args.PyTreeSave(storable, save_args=pieces)
+        arrays = jax.tree.map(storable, state)
+        pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), arrays)
+        stored = ocp.args.PyTreeSave(arrays, save_args=pieces)
         with self._writing():
             if decision == _NO_ROOM:  # once begun, each library would say it on its own
                 raise OSError(errno.ENOSPC, _FULL)
@@ -192,7 +191,7 @@ class Checkpoints:
         missing, is not expected, or has another shape or dtype.
         """
         step = by_the_first(lambda: self._verified_step(step))
-        target = jax.tree.map(_shape, abstract_state)
+        target = jax.tree.map(stored_shape, abstract_state)
         saved = manifest.read(self._steps.path(step))
         wrong = manifest.differences(saved.leaves, manifest.describe(target))
         if wrong:
@@ -203,11 +202,11 @@ class Checkpoints:
             )
         path = self._steps.path(step) / "state"
         request = ocp.args.PyTreeRestore(
-            target, restore_args=jax.tree.map(_restore_args, target), partial_restore=False
+            target, restore_args=jax.tree.map(restore_args, target), partial_restore=False
         )
         with reading(path):
             state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(str(path), args=request)
-        return jax.tree.map(_as_given, abstract_state, state), saved.metadata
+        return jax.tree.map(as_given, abstract_state, state), saved.metadata
 
     def param_shapes(self, step: int | None = None, *, tree: str = "params") -> Any:
         """The shapes that `average_params` returns, as `jax.ShapeDtypeStruct`."""
@@ -297,7 +296,8 @@ class Checkpoints:
             return _SAVED
         if self._steps.is_committed(step):  # but damaged
             self._steps.remove(step)
-        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.tree.map(_shape, state)))
+        shapes = jax.tree.leaves(jax.tree.map(stored_shape, state))
+        size = sum(x.size * x.dtype.itemsize for x in shapes)
         in_bucket = storage.is_in_bucket(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         return _NO_ROOM if not in_bucket and shutil.disk_usage(self.folder).free < size else _SAVE
@@ -357,53 +357,3 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 def _finite(metric: float | None) -> float | None:
     return None if metric is None or not math.isfinite(metric) else float(metric)
-
-
-def _shape(leaf: Any) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of what is stored for `leaf`, with its sharding if it spans devices."""
-    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    if _is_key(leaf):
-        return jax.eval_shape(jax.random.key_data, leaf)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=_sharding(leaf))
-
-
-def _storable(leaf: Any) -> jax.Array | np.ndarray:
-    """`leaf` as an array of numbers; a typed PRNG key becomes its key data.
-
-    The array is numpy's if this process holds all of it. For JAX's arrays orbax counts bytes before
-    and after it stores them, and each count leaks memory in tensorstore 0.1.86: keys and lists that
-    it makes of JSON. A leak of 300 bytes per array and save remains.
-    """
-    leaf = leaf if hasattr(leaf, "dtype") else jnp.asarray(leaf)
-    numbers = jax.random.key_data(leaf) if _is_key(leaf) else leaf
-    is_here = not isinstance(numbers, jax.Array) or numbers.is_fully_addressable
-    return np.asarray(numbers) if is_here else numbers
-
-
-def _restore_args(leaf: jax.ShapeDtypeStruct) -> ocp.RestoreArgs:
-    """Arguments for orbax to read a leaf with its sharding, or into a numpy array without one."""
-    if leaf.sharding is None:
-        return ocp.RestoreArgs(restore_type=np.ndarray)
-    return ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape)
-
-
-def _as_given(leaf: Any, stored: Any) -> jax.Array:
-    """The `stored` value as the same kind of array as `leaf`."""
-    if not hasattr(leaf, "dtype") or not _is_key(leaf):
-        return stored if isinstance(stored, jax.Array) else jnp.array(stored)
-    impl, sharding = jax.random.key_impl(jnp.empty((), leaf.dtype)), _sharding(leaf)
-    if sharding is None:
-        return jax.random.wrap_key_data(jnp.array(stored), impl=impl)
-    # Each process creates its part.
-    data = jax.make_array_from_callback(stored.shape, sharding, lambda index: stored[index])
-    return jax.random.wrap_key_data(data, impl=impl)
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-
-
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    """The sharding of a leaf on several devices; on one device, JAX chooses the device."""
-    sharding = getattr(leaf, "sharding", None)
-    return sharding if sharding is not None and len(sharding.device_set) > 1 else None

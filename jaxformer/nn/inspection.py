@@ -22,7 +22,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.layers import INTERMEDIATES, REPLACEMENTS
 from jaxformer.nn.models import EncoderDecoder, Model
-from jaxformer.nn.stack import STACKED, unstack_blocks
+from jaxformer.nn.stacked_blocks import STACKED, unstack_blocks
 from jaxformer.ops.attention import reference
 
 Replacement = Callable[[jax.Array], Any]

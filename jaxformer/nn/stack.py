@@ -1,6 +1,5 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -8,7 +7,6 @@ from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
@@ -18,13 +16,11 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
 from jaxformer.nn.cache import Cache, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
+from jaxformer.nn.stacked_blocks import STACKED
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray, AttentionMask
 from jaxformer.ops.partitioning import divide_positions, gather_positions
-
-STACKED = "stacked_blocks"
-"""The name of the subtree of parameters whose leaves have a leading layer axis."""
 
 _NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
 
@@ -366,44 +362,3 @@ _LAYER_AXIS: dict[str, Any] = {
     "variable_axes": {True: 0},  # whatever a block declares or sows has the layer axis
     "split_rngs": {"params": True, "dropout": False},
 }
-
-
-def stack_blocks(params: Any) -> Any:
-    """`params` of a model without `scan_layers` in the layout of the same model with it.
-
-    The subtrees blocks_0, blocks_1, ... of each stack become one, `stacked_blocks`.
-
-    >>> blocks = {"blocks_0": {"scale": jnp.zeros(3)}, "blocks_1": {"scale": jnp.ones(3)}}
-    >>> jf.stack_blocks({"decoder": blocks})["decoder"]["stacked_blocks"]["scale"]
-    Array([[0., 0., 0.],
-           [1., 1., 1.]], dtype=float32)
-    """
-    if not isinstance(params, Mapping):
-        return params
-    names = [name for name in params if re.fullmatch(r"blocks_\d+", name)]
-    rest = {name: stack_blocks(tree) for name, tree in params.items() if name not in names}
-    if not names:
-        return rest
-    blocks = (params[f"blocks_{i}"] for i in range(len(names)))
-
-    def stack(*leaves: Any) -> Any:  # parameters that were loaded stay in numpy
-        return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
-
-    return rest | {STACKED: jax.tree.map(stack, *blocks)}
-
-
-def unstack_blocks(params: Any) -> Any:
-    """The inverse of `stack_blocks`, also for the intermediates that such a model returns.
-
-    >>> blocks = jf.unstack_blocks({"stacked_blocks": {"scale": jnp.array([[1.0], [2.0]])}})
-    >>> blocks["blocks_1"]["scale"]
-    Array([2.], dtype=float32)
-    """
-    if not isinstance(params, Mapping):
-        return params
-    unstacked = {name: unstack_blocks(tree) for name, tree in params.items() if name != STACKED}
-    if STACKED in params:
-        count = len(jax.tree.leaves(params[STACKED])[0])
-        for i in range(count):
-            unstacked[f"blocks_{i}"] = jax.tree.map(lambda leaf, i=i: leaf[i], params[STACKED])
-    return unstacked

@@ -5,13 +5,13 @@ from jaxformer.pipelines.completion import Completion, complete, stream
 from jaxformer.pipelines.embeddings import TextEmbeddings, embed
 from jaxformer.pipelines.fill_mask import MaskPrediction, fill_mask
 from jaxformer.pipelines.scoring import score, score_pairs
+from jaxformer.pipelines.sentences import translate_ids
 from jaxformer.pipelines.translation import (
     Translation,
     encode_sources,
     find_too_long,
     max_target_length,
     translate,
-    translate_ids,
 )
 
 __all__ = [

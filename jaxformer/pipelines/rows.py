@@ -15,7 +15,7 @@ from jaxtyping import Int
 from jaxformer.distributed import Strategy, strategy_of
 from jaxformer.distributed.batches import global_array
 from jaxformer.nn.models import DecodingModel
-from jaxformer.nn.stack import unstack_blocks
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.training.parameters import map_with_path
 
 FOREVER = np.iinfo(np.int32).max

@@ -2,15 +2,13 @@
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
 
 from jaxformer.config import Learned, TransformerConfig
 from jaxformer.decoding import (
@@ -18,17 +16,12 @@ from jaxformer.decoding import (
     Hypotheses,
     SearchConfig,
     TranslationOptions,
-    beam_more,
-    beam_search,
-    begin_beams,
-    put_rows,
 )
 from jaxformer.decoding.beam_search import VALUES
 from jaxformer.decoding.hypotheses import row_values
 from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import (
     Texts,
     as_given,
@@ -37,7 +30,6 @@ from jaxformer.pipelines.batching import (
     check_lengths,
     check_texts,
     group_by_length,
-    make_step_fn,
     pad_right,
     suppressed_ids,
 )
@@ -48,10 +40,10 @@ from jaxformer.pipelines.rows import (
     decode_rows,
     empty_state,
     entering_rows,
-    lay_out,
     num_rows,
     prepare,
 )
+from jaxformer.pipelines.sentences import begin_sentences, enter_sentences, search_more
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Template, Tokenizer
@@ -71,93 +63,6 @@ class Translation(NamedTuple):
     """Its token ids, EOS included."""
     log_probs: list[float]
     """The log-probability (nats) of each token."""
-
-
-@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"))
-def translate_ids(
-    model: EncoderDecoder,
-    params: Any,
-    source: Int[Array, "B S"],
-    max_new_tokens: Int[Array, " B"],
-    search: SearchConfig,
-    *,
-    bos: int = TranslationOptions.bos,
-    pad: int = TranslationOptions.pad,
-) -> Hypotheses:
-    """The `search.beam_size` best translations of each row of `source`, padded with `pad`.
-
-    Translation b has at most `max_new_tokens[b]` tokens, and all at most `search.max_new_tokens`,
-    which must be given. A pure function: it can be jitted, vmapped (over an ensemble's `params`)
-    and exported.
-    """
-    model, params = lay_out(model, params)
-    cache = _encode(model, params, source, search, pad)
-    start = jnp.full(source.shape[:1], bos, jnp.int32)
-    return beam_search(make_step_fn(model, params), cache, start, max_new_tokens, search)
-
-
-@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"), donate_argnames="state")
-def enter_sentences(
-    model: EncoderDecoder,
-    params: Any,
-    state: BeamState,
-    rows: Int[AnyArray, " K"],
-    source: Int[AnyArray, "K S"],
-    max_new_tokens: Int[AnyArray, " K"],
-    values: Mapping[str, AnyArray],
-    *,
-    search: SearchConfig,
-    bos: int,
-    pad: int,
-) -> BeamState:
-    """`state` with the sentences of `source` in `rows`."""
-    return put_rows(
-        state, rows, _begin(model, params, source, max_new_tokens, values, search, bos, pad)
-    )
-
-
-@partial(jax.jit, static_argnames="model", donate_argnames="state")
-def search_more(
-    model: EncoderDecoder,
-    params: Any,
-    state: BeamState,
-    stop: Bool[AnyArray, " R"],
-    n: Int[Array, ""] | int,
-    ended: Int[Array, ""] | int,
-) -> BeamState:
-    """`beam_more` by a model, without the sentences of `stop`."""
-    state = state.replace(stopped=state.stopped | stop)
-    return beam_more(make_step_fn(model, params), state, n, ended)
-
-
-def _begin(
-    model: EncoderDecoder,
-    params: Any,
-    source: Int[AnyArray, "K S"],
-    max_new_tokens: Int[AnyArray, " K"],
-    values: Mapping[str, AnyArray],
-    search: SearchConfig,
-    bos: int,
-    pad: int,
-) -> BeamState:
-    cache = _encode(model, params, source, search, pad)
-    cache = cache.truncate(jnp.zeros(len(source), jnp.int32))
-    start = jnp.full(source.shape[:1], bos, jnp.int32)
-    return begin_beams(cache, start, max_new_tokens, search, values=values)
-
-
-def _encode(
-    model: EncoderDecoder, params: Any, source: Int[AnyArray, "B S"], search: SearchConfig, pad: int
-) -> Any:
-    """The cache of a search in `source`."""
-    return model.apply(
-        {"params": params},
-        source,
-        source != pad,
-        max_length=search.max_new_tokens,
-        num_beams=search.beam_size,
-        method="init_cache",
-    )
 
 
 @overload
@@ -402,7 +307,9 @@ def _compile(
 
     def begin(params: Any) -> BeamState:
         source, limits = jnp.zeros((rows, source_size), jnp.int32), jnp.zeros(rows, jnp.int32)
-        return _begin(model, params, source, limits, row_values(search, VALUES, rows), **static)
+        return begin_sentences(
+            model, params, source, limits, row_values(search, VALUES, rows), **static
+        )
 
     def read(state: BeamState) -> Any:
         return devices.gather((state.stopped, state.finished))

@@ -25,7 +25,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.nn.stack import unstack_blocks
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config

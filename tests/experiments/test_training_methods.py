@@ -12,7 +12,7 @@ from experiments.translation import train as translation
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stack import STACKED
+from jaxformer.nn.stacked_blocks import STACKED
 from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import metrics_of

@@ -21,7 +21,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stack import stack_blocks, unstack_blocks
+from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
 from jaxformer.pretrained import load_pretrained
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text.data import all_rows

@@ -1,0 +1,111 @@
+"""The compiled pieces of `translate`: sentences enter rows, and are searched."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from jaxformer.decoding import (
+    BeamState,
+    Hypotheses,
+    SearchConfig,
+    TranslationOptions,
+    beam_more,
+    beam_search,
+    begin_beams,
+    put_rows,
+)
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.ops.masks import AnyArray
+from jaxformer.pipelines.batching import make_step_fn
+from jaxformer.pipelines.rows import lay_out
+
+
+@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"))
+def translate_ids(
+    model: EncoderDecoder,
+    params: Any,
+    source: Int[Array, "B S"],
+    max_new_tokens: Int[Array, " B"],
+    search: SearchConfig,
+    *,
+    bos: int = TranslationOptions.bos,
+    pad: int = TranslationOptions.pad,
+) -> Hypotheses:
+    """The `search.beam_size` best translations of each row of `source`, padded with `pad`.
+
+    Translation b has at most `max_new_tokens[b]` tokens, and all at most `search.max_new_tokens`,
+    which must be given. A pure function: it can be jitted, vmapped (over an ensemble's `params`)
+    and exported.
+    """
+    model, params = lay_out(model, params)
+    cache = _encode(model, params, source, search, pad)
+    start = jnp.full(source.shape[:1], bos, jnp.int32)
+    return beam_search(make_step_fn(model, params), cache, start, max_new_tokens, search)
+
+
+@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"), donate_argnames="state")
+def enter_sentences(
+    model: EncoderDecoder,
+    params: Any,
+    state: BeamState,
+    rows: Int[AnyArray, " K"],
+    source: Int[AnyArray, "K S"],
+    max_new_tokens: Int[AnyArray, " K"],
+    values: Mapping[str, AnyArray],
+    *,
+    search: SearchConfig,
+    bos: int,
+    pad: int,
+) -> BeamState:
+    """`state` with the sentences of `source` in `rows`."""
+    begun = begin_sentences(model, params, source, max_new_tokens, values, search, bos, pad)
+    return put_rows(state, rows, begun)
+
+
+@partial(jax.jit, static_argnames="model", donate_argnames="state")
+def search_more(
+    model: EncoderDecoder,
+    params: Any,
+    state: BeamState,
+    stop: Bool[AnyArray, " R"],
+    n: Int[Array, ""] | int,
+    ended: Int[Array, ""] | int,
+) -> BeamState:
+    """`beam_more` by a model, without the sentences of `stop`."""
+    state = state.replace(stopped=state.stopped | stop)
+    return beam_more(make_step_fn(model, params), state, n, ended)
+
+
+def begin_sentences(
+    model: EncoderDecoder,
+    params: Any,
+    source: Int[AnyArray, "K S"],
+    max_new_tokens: Int[AnyArray, " K"],
+    values: Mapping[str, AnyArray],
+    search: SearchConfig,
+    bos: int,
+    pad: int,
+) -> BeamState:
+    """The state before the first token of the translations of `source`."""
+    cache = _encode(model, params, source, search, pad)
+    cache = cache.truncate(jnp.zeros(len(source), jnp.int32))
+    start = jnp.full(source.shape[:1], bos, jnp.int32)
+    return begin_beams(cache, start, max_new_tokens, search, values=values)
+
+
+def _encode(
+    model: EncoderDecoder, params: Any, source: Int[AnyArray, "B S"], search: SearchConfig, pad: int
+) -> Any:
+    """The cache of a search in `source`."""
+    return model.apply(
+        {"params": params},
+        source,
+        source != pad,
+        max_length=search.max_new_tokens,
+        num_beams=search.beam_size,
+        method="init_cache",
+    )
