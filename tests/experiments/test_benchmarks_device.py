@@ -11,7 +11,7 @@ import pytest
 from experiments.benchmarks import attention, collectives, decode, device, train
 from experiments.benchmarks.attention import Shape
 from experiments.harness import cli
-from experiments.results import Result, read
+from experiments.results import read
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import reference
 
@@ -51,7 +51,7 @@ def test_a_kernel_that_is_wrong_and_one_that_raises_have_failed_and_the_others_a
     assert f"FAILED attention {HERE}:scaled: causal: values differ by 1.0e-02 of the" in said
     assert f"{HERE}:raising: causal: raised NotImplementedError: no room for this shape" in said
     assert said.endswith("for other devices: tpu_flash")
-    lines = read(tmp_path / "results.jsonl", Result)
+    lines = read(tmp_path / "results.jsonl")
     assert {line.system.rpartition(", ")[2] for line in lines} == set(list(outcomes)[2:])
     assert {line.metric for line in lines} == {"kinds", "ms", "TFLOP/s"}
     assert all(line.table == "device" and line.score > 0 for line in lines)
@@ -64,13 +64,13 @@ def test_numbers_are_on_record_when_a_later_check_is_cut_off(tmp_path, monkeypat
     monkeypatch.setattr(device, "products", cut_off)
     names = ("blockwise",)
     assert checked(tmp_path, only=("attention", "products"), attention_fns=names) != 0
-    lines = read(tmp_path / "results.jsonl", Result)
+    lines = read(tmp_path / "results.jsonl")
     assert {line.metric for line in lines} == {"kinds", "ms", "TFLOP/s"}
 
 
 def numbers(tmp_path):
     """The units of what was recorded, by check."""
-    lines = read(tmp_path / "results.jsonl", Result)
+    lines = read(tmp_path / "results.jsonl")
     return {(line.system.rpartition(", ")[2], line.metric) for line in lines}
 
 
