@@ -239,8 +239,8 @@ def _describe(folder: Path) -> list[str]:
     reached = f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-"
     note = read_json(folder / "parent.json")  # of `initialization`
     if "run" in note:
-        steps = ",".join(map(str, note.get("steps", [])))
-        parent = f"{note['run']}@{steps}" if steps else note["run"]
+        parents = ",".join(map(str, note.get("steps", [])))
+        parent = f"{note['run']}@{parents}" if parents else note["run"]
     else:
         parent = config.get("continue_from") or config.get("init_from") or "-"
     return [str(folder), reached, _score_of(folder), _started(folder), parent]

@@ -43,8 +43,8 @@ def to_path(name: str | os.PathLike[str]) -> Path:
     """
     scheme, separator, rest = os.fspath(name).partition("://")
     if not separator:
-        path = Path(name)
-        return Path(os.path.expanduser(path)) if path.parts[:1] == ("~",) else path
+        local = Path(name)
+        return Path(os.path.expanduser(local)) if local.parts[:1] == ("~",) else local
     if scheme != "gs":
         raise ConfigError(
             f"{name} is at a kind of address that is not known: give a folder or gs://bucket/path"

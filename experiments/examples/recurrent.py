@@ -104,7 +104,7 @@ class Recurrent(Model):
             self.source_embedding: Embedding = make_embedding(config, size)
         options = config.output
         self.output: LMHead = LMHead(
-            config.vocab_size, options.bias, options.softcap, config.dense_init
+            config.vocab_size, bool(options.bias), options.softcap, config.dense_init
         )
         half = config.d_ff // 2
         self.directions = [

@@ -57,11 +57,11 @@ def load_run(
     checkpoint_selection.check_folder(folder)
     if is_pretrained(folder):
         options.check_pretrained()
-        config, found = init_from_pretrained.read(
+        pretrained, found = init_from_pretrained.read(
             folder, devices or options.strategy, without_head=without_head
         )
         assert found.tokenizer is not None  # `read` refuses a folder without one
-        return LoadedRun(found.model, found.params, found.tokenizer, config=config)
+        return LoadedRun(found.model, found.params, found.tokenizer, config=pretrained)
     is_task = "task" in config_files.read_object(folder / "config.json")
     kind = FinetuneConfig if is_task else LanguageConfig
     config: Any = run_folder.load_config(folder, kind)
@@ -72,7 +72,7 @@ def load_run(
             f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
             "not fit its weights: put the run's own back"
         )
-    sized_config = replace(config, model=sized(config, tokenizer))
+    sized_config: Any = replace(config, model=sized(config, tokenizer))
     model: Any = _task_model(sized_config, folder) if is_task else build_model(sized_config)
     params = weights.read((devices or options.strategy).for_model(model))
     if without_head and isinstance(model, HEADS):

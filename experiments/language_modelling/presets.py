@@ -69,12 +69,12 @@ class TrainingConfig(training_config.TrainingConfig):
 class LanguageConfig(RunConfig):
     """A run RUNS/language_modelling/NAME."""
 
-    may_change: ClassVar = ("sampling", "completion", "prompts")
+    may_change: ClassVar[tuple[str, ...]] = ("sampling", "completion", "prompts")
     measured: ClassVar = {
         "python_stdlib": (1_000, "8 minutes on 2 CPU cores"),
         "shakespeare_char_cpu": (2_000, "5 minutes on 2 CPU cores"),
     }
-    common_options: ClassVar = (
+    common_options: ClassVar[tuple[str, ...]] = (
         *("name", "runs", "init_from", "strategy", "objective"),
         *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
         *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),

@@ -301,9 +301,8 @@ def main(options: EvaluateOptions) -> None:
         _print_forced(loaded, text, options)
         return
     search, translation = loaded.settings
-    is_run = isinstance(loaded, LoadedRun)
     language = options.language or options.target_language or ""
-    if is_run and not language:
+    if isinstance(loaded, LoadedRun) and not language:
         language = loaded.config.data.target_language
     words = language, options.tokenize
     if options.lowercased and not language:

@@ -60,8 +60,10 @@ def load(config: FinetuneConfig, folder: Path, params: Any) -> Translator:
                 tokenizer.save(place / name)
     both = [tokenizers.load(place / name) for name in _FILES]
     if (place / _FILES[0]).read_bytes() == (place / _FILES[1]).read_bytes():
-        both = both[:1] * 2
-    return Translator(build_model(config), params, *both, (config.search, config.translation))
+        both[1] = both[0]
+    source, target = both
+    settings = config.search, config.translation
+    return Translator(build_model(config), params, source, target, settings)
 
 
 def read_weights(config: FinetuneConfig, devices: Strategy) -> Any:

@@ -106,13 +106,13 @@ class TrainingConfig(training_config.TrainingConfig):
 class TranslationConfig(RunConfig):
     """A run RUNS/translation/NAME."""
 
-    may_change: ClassVar = ("search", "translation", "training.eval_beam_size")
+    may_change: ClassVar[tuple[str, ...]] = ("search", "translation", "training.eval_beam_size")
     measured: ClassVar = {
         "grammar": (1_800, "5 minutes on 2 CPU cores"),
         "multi30k_lower": (10_000, "95 minutes on 1 CPU core"),
         "tatoeba": (5_500, "60 minutes on 1 CPU core"),
     }
-    common_options: ClassVar = (
+    common_options: ClassVar[tuple[str, ...]] = (
         *("name", "runs", "init_from", "strategy"),
         *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),
         *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),

@@ -139,7 +139,7 @@ def sample(
     if not isinstance(prompts.max_new_tokens, Tracer):
         most = min(most, largest(prompts.max_new_tokens))
     check_room(cache, most)
-    options = {"eos": eos, "sampler": sampler, "logits_processors": logits_processors}
+    options: Any = {"eos": eos, "sampler": sampler, "logits_processors": logits_processors}
     state = begin_sampling(cache, prompts, rng, config, **options)
     return sample_more(step, state, config.max_new_tokens).hypotheses()
 

@@ -257,7 +257,7 @@ def weights(
     module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]
 ) -> jax.Array | QuantizedMatrix:
     """The parameter `name` of `module`, or the quantised matrix in its place (see `quantize`)."""
-    stored = module.get_variable("params", name)
+    stored: Any = module.get_variable("params", name)
     if isinstance(stored, QuantizedMatrix):
         return stored
     return module.param(name, init, shape, jnp.float32)

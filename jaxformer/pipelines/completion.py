@@ -145,7 +145,7 @@ def complete(
     call, texts = _start(loaded, prompts, settings, changes, first_example_id)
     step = TOKENS_AT_ONCE if call.options.stop else FOREVER
     programs = concurrency(call.params)
-    jobs = (partial(deque, pieces, 0) for pieces in call.jobs(texts, programs, step))
+    jobs = (partial[Any](deque, pieces, 0) for pieces in call.jobs(texts, programs, step))
     deque(concurrently(jobs, programs), 0)
     if any(np.isnan(text.log_probs).any() for text in texts):
         warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=2)
@@ -275,7 +275,10 @@ class _Call(NamedTuple):
         room = min(size, max_len)
         rows = num_rows(count, BATCH_SIZE, devices.mesh.shape["data"])
         defaults = {name: getattr(SamplingConfig, name) for name in VALUES}
-        static = {"config": replace(self.config, max_new_tokens=size, **defaults), "eos": self.eos}
+        static: Any = {
+            "config": replace(self.config, max_new_tokens=size, **defaults),
+            "eos": self.eos,
+        }
         begin = partial(begin_rows, self.model, rows=rows, cache_length=room, **static)
         state = empty_state(devices, rows, begin, self.params)
 
@@ -290,11 +293,9 @@ class _Call(NamedTuple):
         rounds = [self.round(text) for text in texts]
         counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
         if slides := [seen for seen, _ in rounds if seen < max_len]:
-            counts = range(min(counts), max(slides) + 1)
-        counts = {count - 1 for count in counts}
-        parts = {
-            (width, start > 0) for count in counts for start, width in reading_plan(count, room)
-        }
+            counts = {*range(min(counts), max(slides) + 1)}
+        plans = [reading_plan(count - 1, room) for count in counts]
+        parts = {(width, start > 0) for plan in plans for start, width in plan}
         some = inputs(np.zeros(entering_rows(rows), np.int32), texts[:1])[0][:2]
         compiled = partial(compile_piece, self.model, self.params)
         read = {}

@@ -110,7 +110,8 @@ def reading_plan(count: int, room: int) -> list[tuple[int, int]]:
     ([(0, 64), (64, 16)], [(0, 16), (13, 16)])
     """
     widths = {width: least for width, least in _WIDTHS.items() if width <= room} or {room: 0}
-    plan, start = [], 0
+    plan: list[tuple[int, int]] = []
+    start = 0
     while not plan or start < count:
         width = next((w for w, least in widths.items() if count - start > least), min(widths))
         plan.append((min(start, room - width), width))

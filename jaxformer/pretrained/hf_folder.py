@@ -74,7 +74,7 @@ def _folders_near(path: Path) -> list[str]:
     return difflib.get_close_matches(str(path), folders, n=3, cutoff=0.0)
 
 
-def read_json(path: Path, kind: type[_Json] = dict) -> _Json:
+def read_json(path: Path, kind: type[_Json] = dict) -> _Json:  # type: ignore[assignment]
     """The object in the JSON file `path`; `DataError` for a file without a value of `kind`."""
     try:
         content = json.loads(path.read_bytes())

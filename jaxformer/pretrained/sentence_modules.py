@@ -164,7 +164,7 @@ def _dense(folder: Path) -> Layer:
 
     kernel = read("linear.weight").T
     bias = read("linear.bias") if config.get("bias", True) else 0.0
-    residual = 0.0
+    residual: Any = 0.0
     if config.get("use_residual"):
         square = kernel.shape[0] == kernel.shape[1]
         residual = np.eye(len(kernel), dtype=np.float32) if square else read("residual.weight").T

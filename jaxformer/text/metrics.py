@@ -70,8 +70,8 @@ def score_lowercased(hypotheses: Sequence[str], references: Sequence[str], langu
     The signatures begin with `lc.norm.moses:LANGUAGE|`, because sacreBLEU only gets the tokens.
     Raises `DataError` for different numbers of sentences, or none.
     """
-    sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
-    return _score(make_bleu(tokenize="none"), *sides, label=f"lc.norm.moses:{language}|")
+    found, right = (lowercased_tokens(side, language) for side in (hypotheses, references))
+    return _score(make_bleu(tokenize="none"), found, right, f"lc.norm.moses:{language}|")
 
 
 def make_bleu(language: str = "", tokenize: str | None = None) -> Any:

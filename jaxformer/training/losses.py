@@ -10,6 +10,7 @@ arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal
 
 import jax
@@ -199,7 +200,7 @@ def cross_entropy_terms(label_smoothing: float = 0.0, z_loss: float = 0.0) -> Te
 
     def terms(passes, labels, loss_mask):
         options = labels, loss_mask, label_smoothing, z_loss
-        nats = sum(cross_entropy(logits, *options)[0] for logits in passes)
+        nats = reduce(jnp.add, (cross_entropy(logits, *options)[0] for logits in passes))
         return nats / len(passes), {}
 
     return terms

@@ -127,7 +127,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             best = stopping.is_best(number)
             if (last or stop or best) and not regular:
                 save(as_best=best)
-            if last and number < total:
+            if last and number < total and run.watched is not None:
                 display.say(
                     f"no {run.watched.name} was better in {training.patience} evaluations: "
                     f"training ends at step {number} of {total}"

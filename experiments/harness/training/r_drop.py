@@ -27,7 +27,8 @@ def r_drop(loss: Loss, weight: float) -> TokenLoss:
         nats, sums = loss.terms(passes, labels, loss_mask, *leaves)
         if len(passes) == 1:
             return nats, sums
-        kl = symmetric_kl(*passes, loss_mask)
+        first, second = passes
+        kl = symmetric_kl(first, second, loss_mask)
         return nats + weight / 2.0 * kl, sums | {"kl": kl}
 
     return replace(loss, terms=terms, passes=2)

@@ -170,13 +170,14 @@ def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
     `Diverged` where those of the last checkpoints have no finite score.
     """
     training, sign = run.config.training, stopping_metric(TrainingConfig(), (score,)).sign
-    assert task.evaluate is not None
+    evaluate = task.evaluate
+    assert evaluate is not None
     diverged: list[str] = []
 
     def metric(params: Any, steps: list[int]) -> float:
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
-            scores = task.evaluate(params, 0).scores
+            scores = evaluate(params, 0).scores
         display.say(f"  {score.replace('_', ' ')} {scores[score]:.4f}")
         # BLEU is 0 where the loss is NaN.
         if math.isfinite(scores[score]) and math.isfinite(scores.get("validation_loss", 0.0)):

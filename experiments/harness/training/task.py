@@ -10,6 +10,7 @@ from jax.tree_util import Partial
 from experiments.harness.training import build
 from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.nn.axes import parameter_axes
+from jaxformer.ops.masks import AnyArray
 from jaxformer.text.data import Batches
 from jaxformer.training import lora
 from jaxformer.training.losses import Loss
@@ -73,7 +74,7 @@ class Task:
 
 
 def init_and_step(
-    config: Any, model: Any, loss: Loss, inputs: Sequence[jax.Array], devices: Strategy
+    config: Any, model: Any, loss: Loss, inputs: Sequence[AnyArray], devices: Strategy
 ) -> tuple[Callable[[], TrainState], CompiledStep]:
     """The function that makes the first state of a run, and its compiled step.
 

@@ -95,7 +95,8 @@ def score(
 ) -> Scored:
     """The share of labels that are right."""
     best = [labels[number] for number in np.argmax(logits, axis=-1)]
-    right = [label for label, *_ in text.items]
+    right = [str(label) for label, *_ in text.items]
     accuracy = float(np.mean([a == b for a, b in zip(best, right, strict=True)]))
     sources = [" / ".join(texts) for _, *texts in text.items]
-    return Scored({"accuracy": accuracy}, {"source": sources, "model": best, "reference": right})
+    table: dict[str, Any] = {"source": sources, "model": best, "reference": right}
+    return Scored({"accuracy": accuracy}, table)

@@ -99,7 +99,9 @@ def find_template(tokenizer: "tokenizers.Tokenizer") -> Template | None:
             ids = {name: token["ids"] for name, token in step["special_tokens"].items()}
             places = [ids.get(each.get("SpecialToken", {}).get("id")) for each in step["single"]]
             text = places.index(None)
-            found = Template(*(tuple(sum(x, [])) for x in (places[:text], places[text + 1 :])))
+            sides = places[:text], places[text + 1 :]
+            before, after = (tuple(i for ids in side for i in ids or ()) for side in sides)
+            found = Template(before, after)
         elif step["type"] in ("BertProcessing", "RobertaProcessing"):
             found = Template((step["cls"][1],), (step["sep"][1],))
     return found if found != _NOTHING else None
@@ -143,7 +145,9 @@ class Tokenizer:
         self.template: Template | None = find_template(tokenizer)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
         names = all_special_ids(tokenizer).items()
-        self._typed = {i for name, i in names if _SENTINEL.fullmatch(name)} | {self.special.mask}
+        self._typed: set[int] = {i for name, i in names if _SENTINEL.fullmatch(name)}
+        if self.special.mask is not None:
+            self._typed.add(self.special.mask)
         # Made when a text has to be read with them: it takes seconds for a large vocabulary.
         self._typed_tokenizer = None if self._typed & {*dict(names).values()} else tokenizer
         self._special_from_text: set[int] = set()
@@ -237,7 +241,7 @@ class Tokenizer:
         return self._typed_tokenizer
 
     def _encode(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
-        kept = self._typed if tokenizer is self._typed_tokenizer else set()
+        kept: set[int] = self._typed if tokenizer is self._typed_tokenizer else set()
         try:
             rows = self._ids(tokenizer, lines)
             if self._special_from_text:
