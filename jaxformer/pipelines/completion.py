@@ -13,6 +13,7 @@ from jaxtyping import Bool, Int
 
 from jaxformer.decoding import (
     CompletionOptions,
+    LogitsProcessor,
     Prompts,
     SampleState,
     SamplingConfig,
@@ -113,6 +114,7 @@ def complete(
     *settings: _Setting,
     details: bool = False,
     first_example_id: int = 0,
+    logits_processors: Sequence[LogitsProcessor] = (),
     **changes: Any,
 ) -> Any:
     """The continuation of each prompt, or of the one prompt, without the prompt.
@@ -120,6 +122,9 @@ def complete(
     With `details` a `Completion`: its ids and their log-probabilities too. Tokens are drawn as the
     settings of `loaded` say; a `SamplingConfig` or `CompletionOptions` in `settings` replaces its
     own, `changes` replace single fields, as in temperature=0.7.
+
+    `logits_processors` change the logits of each token, after the repetition penalty and before the
+    constraints of the settings. A function that is made anew in each call is compiled anew.
 
     The continuation of prompt i depends on the seed of the settings and on its example id,
     `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
@@ -142,7 +147,7 @@ def complete(
     >>> round(float(jnp.exp(added.log_probs[0])), 3)  # each of the 10 tokens is as likely
     0.1
     """
-    call, texts = _start(loaded, prompts, settings, changes, first_example_id)
+    call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
     step = TOKENS_AT_ONCE if call.options.stop else FOREVER
     programs = concurrency(call.params)
     jobs = (partial[Any](deque, pieces, 0) for pieces in call.jobs(texts, programs, step))
@@ -160,6 +165,7 @@ def stream(
     prompts: str | Iterable[Prompt],
     *settings: _Setting,
     first_example_id: int = 0,
+    logits_processors: Sequence[LogitsProcessor] = (),
     **changes: Any,
 ) -> Iterator[tuple[int, str]]:
     """Pairs of a prompt's index and a new piece of its continuation, as soon as it is written.
@@ -167,7 +173,7 @@ def stream(
     The pieces of a prompt joined are the text that `complete` returns; no piece holds half a
     character. A piece is what up to 8 tokens add. Raises at once what `complete` raises.
     """
-    call, texts = _start(loaded, prompts, settings, changes, first_example_id)
+    call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
     pieces = itertools.chain.from_iterable(call.jobs(texts, 1, TOKENS_AT_ONCE))
     return ((text.example_id - first_example_id, piece) for text, piece in pieces if piece)
 
@@ -178,6 +184,7 @@ def _start(
     settings: tuple[_Setting, ...],
     changes: dict[str, Any],
     first_example_id: int,
+    logits_processors: Sequence[LogitsProcessor],
 ) -> tuple["_Call", list[PartialText]]:
     """The values of the call, and the texts to write."""
     inputs, tokenizer, _ = check_inputs(loaded, prompts, DecoderOnly)
@@ -218,7 +225,7 @@ def _start(
         texts.append(PartialText(number, ids, tokenizer, max_new_tokens=new, eos=eos, stop=stop))
     config = replace(config, suppress_tokens=suppressed_ids(model.config, tokenizer, config))
     model, params = prepare(model, loaded.params)
-    return _Call(model, params, config, options, eos), texts
+    return _Call(model, params, config, options, eos, tuple(logits_processors)), texts
 
 
 def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
@@ -253,6 +260,7 @@ class _Call(NamedTuple):
     config: SamplingConfig
     options: CompletionOptions
     eos: tuple[int, ...]
+    logits_processors: tuple[LogitsProcessor, ...]
 
     def jobs(
         self, texts: list[PartialText], programs: int, tokens_at_once: int
@@ -278,6 +286,7 @@ class _Call(NamedTuple):
         static: Any = {
             "config": replace(self.config, max_new_tokens=size, **defaults),
             "eos": self.eos,
+            "logits_processors": self.logits_processors,
         }
         begin = partial(begin_rows, self.model, rows=rows, cache_length=room, **static)
         state = empty_state(devices, rows, begin, self.params)

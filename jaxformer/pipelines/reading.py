@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.decoding import (
+    LogitsProcessor,
     Prompts,
     SampleState,
     SamplingConfig,
@@ -35,7 +36,11 @@ class NewTexts(NamedTuple):
     seed: Int[AnyArray, ""] | np.uint32
 
 
-@partial(jax.jit, static_argnames=("model", "config", "eos"), donate_argnames="state")
+@partial(
+    jax.jit,
+    static_argnames=("model", "config", "eos", "logits_processors"),
+    donate_argnames="state",
+)
 def read_prompts(
     model: DecoderOnly,
     params: Any,
@@ -47,6 +52,7 @@ def read_prompts(
     *,
     config: SamplingConfig,
     eos: tuple[int, ...],
+    logits_processors: tuple[LogitsProcessor, ...],
 ) -> SampleState:
     """`state` with `new` in `rows`, after the tokens of their contexts from `start` on are read.
 
@@ -60,7 +66,8 @@ def read_prompts(
     # Nothing uses these logits, so the compiler leaves them out.
     _, cache = model.apply({"params": params}, tokens[:, None], cache, method="decode_step")
     cache, rng = cache.truncate(new.context), jax.random.key(new.seed)
-    begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, eos=eos)
+    static: Any = {"eos": eos, "logits_processors": logits_processors}
+    begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, **static)
     return put_rows(state, rows, begun)
 
 
@@ -84,6 +91,7 @@ def begin_rows(
     rows: int,
     config: SamplingConfig,
     eos: tuple[int, ...] = (),
+    logits_processors: tuple[LogitsProcessor, ...] = (),
     *,
     cache_length: int,
 ) -> SampleState:
@@ -93,8 +101,8 @@ def begin_rows(
     zeros = jnp.zeros(rows, jnp.int32)
     history = jnp.zeros((rows, config.max_new_tokens), jnp.int32)
     prompts = Prompts(zeros, zeros, zeros, history, zeros)
-    state = begin_sampling(cache.truncate(zeros), prompts, jax.random.key(0), config, eos=eos)
-    return state
+    static: Any = {"eos": eos, "logits_processors": logits_processors}
+    return begin_sampling(cache.truncate(zeros), prompts, jax.random.key(0), config, **static)
 
 
 def text_size(length: int) -> int:

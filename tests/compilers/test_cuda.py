@@ -22,7 +22,7 @@ from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
-from jaxformer.pipelines.completion import begin_rows, continue_texts
+from jaxformer.pipelines.reading import begin_rows, continue_texts
 from jaxformer.pipelines.rows import lay_out
 from jaxformer.runtime import GPU_OPTIONS
 from jaxformer.training.optimizer import make_optimizer

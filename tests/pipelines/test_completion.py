@@ -482,6 +482,20 @@ def test_a_prompt_is_read_by_calls_that_a_flash_attention_can_compute(loaded):
     assert noted == {(16, 16, 0), (16, room, None)}
 
 
+def test_a_logits_processor_of_the_callers_decides_what_is_written(loaded):
+    def no_id_twice(logits, history):
+        return jnp.where(history.token_counts > 0, -jnp.inf, logits)
+
+    options = {"logits_processors": [no_id_twice], "max_new_tokens": 8, "temperature": 1.5}
+    plain = complete(loaded, ["ab", "abc"], details=True, max_new_tokens=8, temperature=1.5)
+    texts = complete(loaded, ["ab", "abc"], details=True, **options)
+    for prompt, text in zip(["ab", "abc"], texts, strict=True):
+        ids = [*loaded.tokenizer.encode(prompt), *text.ids]
+        assert len(set(ids)) == len(ids) > len(prompt) + 1
+    assert any(len(set(text.ids)) < len(text.ids) for text in plain)
+    assert join(stream(loaded, ["ab", "abc"], **options), 2) == [text.text for text in texts]
+
+
 def endless(tokenizer):
     """A text that would take minutes."""
     loaded, _ = scripted(tokenizer, "abcabcabcabc", max_len=300_000)
