@@ -133,23 +133,32 @@ def advance_until(
 def take_rows(tree: Any, rows: Int[AnyArray, " K"]) -> Any:
     """The sentences `rows` of a state or cache, whose leaves have the axis B first.
 
-    A node with a method `take_rows(rows)` does it itself.
+    A number is that of all sentences. A node with a method `take_rows(rows)` does it itself.
     """
-    return jax.tree.map(
-        lambda x: x.take_rows(rows) if hasattr(x, "take_rows") else x[rows],
-        tree,
-        is_leaf=lambda x: hasattr(x, "take_rows"),
-    )
+
+    def take(x: Any) -> Any:
+        if hasattr(x, "take_rows"):
+            return x.take_rows(rows)
+        return x[rows] if jnp.ndim(x) else x
+
+    return jax.tree.map(take, tree, is_leaf=lambda x: hasattr(x, "take_rows"))
 
 
 def put_rows(tree: Any, rows: Int[AnyArray, " K"], new: Any) -> Any:
     """`tree` with the K sentences of `new` in `rows`; a row outside of it is left out.
 
-    A node with a method `put_rows(rows, new)` does it itself.
+    A node with a method `put_rows(rows, new)` does it itself. Raises `ValueError` for a number of
+    all sentences, such as the length of a cache from `init_cache`.
     """
-    return jax.tree.map(
-        lambda x, y: x.put_rows(rows, y) if hasattr(x, "put_rows") else x.at[rows].set(y),
-        tree,
-        new,
-        is_leaf=lambda x: hasattr(x, "put_rows"),
-    )
+
+    def put(x: Any, y: Any) -> Any:
+        if hasattr(x, "put_rows"):
+            return x.put_rows(rows, y)
+        if not jnp.ndim(x):
+            raise ValueError(
+                f"{x} is a number of all sentences, but sentences that enter have their own: give "
+                "cache.truncate(lengths) with a length of each [B]"
+            )
+        return x.at[rows].set(y)
+
+    return jax.tree.map(put, tree, new, is_leaf=lambda x: hasattr(x, "put_rows"))

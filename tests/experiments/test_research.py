@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax import export
 
 import jaxformer as jf
 from experiments.examples import research
 from jaxformer.decoding.sampling import Prompts
+from jaxformer.text.tokenizers import train_characters
 
 KEY = jax.random.key(0)
 TOKENS = jax.random.randint(jax.random.key(1), (3, 7), 0, 23)
@@ -199,6 +201,19 @@ def test_the_step_under_shard_map_and_pmap_is_that_under_jit(gpt):
     for state, sums in (by_shard_map(states[1], batch), by_pmap(states[2], parts)):
         assert_close(state.params, plain.params)
         assert_close(sums, metrics)
+
+
+def test_parameters_that_orbax_alone_has_stored_are_loaded_in_two_lines(gpt, tmp_path):
+    model, params = gpt
+    tokenizer = train_characters(["the cat sat on a mat"])
+    checkpointer = ocp.StandardCheckpointer()
+    checkpointer.save(tmp_path / "params", params)
+    checkpointer.wait_until_finished()
+    shapes = jax.eval_shape(model.init, KEY, TOKENS)["params"]
+    restored = ocp.StandardCheckpointer().restore(tmp_path / "params", shapes)
+    loaded, plain = (jf.Loaded(model, x, tokenizer) for x in (restored, params))
+    options = {"temperature": 0.0, "max_new_tokens": 5}
+    assert jf.complete(loaded, "the", **options) == jf.complete(plain, "the", **options)
 
 
 def test_words_are_salient_that_the_prediction_depends_on(gpt):

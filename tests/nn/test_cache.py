@@ -60,6 +60,13 @@ def test_sentences_move_between_caches_whatever_axes_are_left_out(batch, heads):
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, outside, whole)))
 
 
+def test_sentences_of_a_new_cache_are_repeated_and_enter_with_lengths_of_their_own():
+    cache = init_cache(BASE, 2, 1, L)
+    assert take_rows(cache, np.array([1, 1, 0])).layers[0].key.shape[0] == 3
+    with pytest.raises(ValueError, match="0 is a number of all sentences.* give cache.truncate"):
+        put_rows(cache, np.array([0]), init_cache(BASE, 1, 1, L))
+
+
 @jax.jit
 def extended(cache, tokens, parents):
     """A cache whose keys and values are numbers throughout, re-ordered, and what a token reads."""
