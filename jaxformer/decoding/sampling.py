@@ -228,7 +228,7 @@ def _advance(step: Step, state: SampleState) -> SampleState:
     ended = goes_on & is_among(token, rules.eos) if rules.eos else jnp.zeros_like(goes_on)
     return state.replace(
         cache=cache,
-        lengths=state.lengths + goes_on,
+        lengths=jnp.where(goes_on, state.lengths + 1, state.lengths),
         stopped=state.stopped | ended | (index + 1 >= state.limits),
         last=token,
         history=state.history.at[rows, here].set(token),
@@ -300,7 +300,7 @@ def _draw(
 
     def from_all() -> Int[Array, " B"]:
         tokens = jnp.arange(size)[None]
-        return jnp.argmax(scaled() + _gumbel(words, tokens), axis=1)
+        return jnp.argmax(scaled() + _gumbel(words, tokens), axis=1).astype(jnp.int32)
 
     def from_best(count: int) -> Int[Array, " B"]:
         ranked, tokens = top_k(scaled(), count)
@@ -310,15 +310,15 @@ def _draw(
         kept = (top_p == 1) | (jnp.cumsum(shares, axis=1) - shares < top_p)
         ranked = jnp.where(kept, ranked, -jnp.inf)
         best = jnp.argmax(ranked + _gumbel(words, tokens), axis=1, keepdims=True)
-        return jnp.take_along_axis(tokens, best, axis=1)[:, 0]
+        return jnp.take_along_axis(tokens, best, axis=1)[:, 0].astype(jnp.int32)
 
-    most = jnp.argmax(logits, axis=1)
+    most = jnp.argmax(logits, axis=1).astype(jnp.int32)
     few = min(_FEW, size)
     fits = is_greedy | ((top_k_ > 0) & (top_k_ <= few))
     way = jnp.where(is_greedy.all(), 0, jnp.where(~limited.any(), 1, jnp.where(fits.all(), 2, 3)))
     ways = [lambda: most, from_all, lambda: from_best(few), lambda: from_best(size)]
     drawn = jax.lax.switch(way, ways)
-    return jnp.where(is_greedy[:, 0], most, drawn).astype(jnp.int32)
+    return jnp.where(is_greedy[:, 0], most, drawn)
 
 
 def _gumbel(words: UInt32[Array, "B 2"], tokens: Int[Array, "_ K"]) -> Float[Array, "B K"]:
