@@ -132,6 +132,7 @@ def _logsumexp_by_product(logits: jax.Array) -> jax.Array:
     return jnp.log(total[..., 0]) + top[..., 0]
 
 
+@jax.custom_jvp  # JAX differentiates no reduction of pairs
 def _logsumexp_in_one_pass(logits: jax.Array) -> jax.Array:
     """`jax.nn.logsumexp` over the last axis, which reads `logits` once; -inf counts as -1e30."""
 
@@ -143,6 +144,13 @@ def _logsumexp_in_one_pass(logits: jax.Array) -> jax.Array:
     pairs = logits, jnp.ones_like(logits)
     top, total = jax.lax.reduce(pairs, zero, add, (logits.ndim - 1,))
     return jnp.log(total) + top
+
+
+@_logsumexp_in_one_pass.defjvp
+def _logsumexp_jvp(primals, tangents):
+    normalizer = _logsumexp_in_one_pass(*primals)
+    p = jnp.exp(primals[0] - normalizer[..., None])
+    return normalizer, jnp.sum(p * tangents[0], axis=-1)
 
 
 def _slope(

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.training.training_config import OptimizerConfig
-from experiments.language_modelling import finetune
+from experiments.language_modelling import export, finetune
+from experiments.language_modelling.finetune_presets import PRESETS
 from experiments.language_modelling.tasks.chat import load_template
 from jaxformer.text.data import read_lines
 from tests.documents import blocks
+from tests.experiments.commands import call
+from tests.experiments.tiny_runs import changed
 from tests.made_once import made_once
 
 pytestmark = pytest.mark.peer
@@ -212,25 +214,26 @@ def test_adapters_learn_in_20_steps_and_the_saved_model_still_ends_its_answers(
             ]
             file.write(json.dumps({"messages": messages}) + "\n")
     chat = str(tmp_path / "chat.jsonl")
-    finetune.main(
-        finetune.FinetuneOptions(
-            run=str(smollm2_folder),
-            task="chat",
-            train=chat,
-            test=chat,
-            num_train=0,
-            seeds=1,
-            start="pretrained",
-            seq_len=48,
-            batch_size=2,
-            lora_rank=4,
-            runs=str(tmp_path / "runs"),
-            save=str(tmp_path / "saved"),
-            optimizer=OptimizerConfig(
-                "constant", learning_rate=5e-3, warmup_steps=2, total_steps=20
-            ),
-        )
+    config = changed(
+        PRESETS["chat"],
+        runs=str(tmp_path / "runs"),
+        init_from=str(smollm2_folder),
+        data__train=(chat,),
+        data__validation=(chat,),
+        data__test=(chat,),
+        data__seq_len=48,
+        data__batch_size=2,
+        task__num_examples=0,
+        training__lora_rank=4,
+        training__evaluate_every=0,
+        optimizer__schedule="constant",
+        optimizer__learning_rate=5e-3,
+        optimizer__warmup_steps=2,
+        optimizer__total_steps=20,
     )
+    folder = finetune.train(config).folder
+    exported = call(export, {"--run": folder, "--out": tmp_path / "saved"})
+    assert exported.code == 0, exported.err
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "saved").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "saved")
     asked = tokenizer.apply_chat_template(

@@ -110,6 +110,30 @@ def test_the_normalizer_of_an_accelerator_is_that_of_a_cpu(logsumexp, rng, asser
     assert_equal(*both(logits))
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+def test_a_product_with_the_hessian_is_that_of_a_loss_written_out(
+    platform, choose_platform, rng, assert_equal
+):
+    """Forward over reverse, by what each platform computes."""
+    choose_platform(platform)
+    logits = jnp.asarray(rng.normal(size=(2, 5, 7)), jnp.float32)
+    direction = jnp.asarray(rng.normal(size=(2, 5, 7)), jnp.float32)
+    labels, valid = jnp.asarray(rng.integers(0, 7, (2, 5))), jnp.asarray(rng.random((2, 5)) < 0.8)
+
+    def plain(logits):
+        chosen = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)
+        return -jnp.sum(jnp.where(valid, chosen[..., 0], 0.0))
+
+    def ours(logits):
+        return cross_entropy(logits, labels, valid)[0]
+
+    found, expected = (
+        jax.jvp(jax.grad(loss), (logits,), (direction,))[1] for loss in (ours, plain)
+    )
+    assert_equal(found, expected, 1e-5)
+    assert jnp.abs(found).max() > 0.1
+
+
 def test_an_invalid_position_adds_exactly_nothing():
     logits, labels, valid = example()
     logits, labels, valid = map(np.asarray, (logits, labels, valid))
