@@ -222,13 +222,17 @@ def _write(path: Path, text: str) -> None:
 
 
 def _page_contents(folder: Path, experiment: str) -> Callable[..., pages.Contents] | None:
-    """The function that makes the part of a page of `experiment` (empty: the run's folder's)."""
-    experiment = experiment or experiment_of(folder)
+    """The function that makes the part of a page of `experiment` (empty: the run's folder's).
+
+    Only a module that was typed is imported: the name of a folder is its sender's.
+    """
+    if experiment:
+        return registry.page_contents(experiment)
+    experiment = experiment_of(folder)
     if is_pretrained(folder):
         seq2seq = read_json(folder / "config.json").get("is_encoder_decoder")
         experiment = "translation" if seq2seq else "language_modelling"
-    known = experiment in registry.NAMES or "." in experiment
-    return registry.page_contents(experiment) if known else None
+    return registry.page_contents(experiment) if experiment in registry.NAMES else None
 
 
 def _describe(folder: Path) -> list[str]:

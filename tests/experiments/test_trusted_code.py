@@ -129,6 +129,16 @@ def test_every_command_that_reads_a_run_refuses_a_strangers_code(
         assert cli.run(lambda run=run: runs.main(["page", str(run)])) == 2
 
 
+def test_the_name_of_a_folder_is_no_module_to_import(causal_run, tmp_path):
+    """An experiment of one's own is in RUNS/package.module, and so may a stranger's be."""
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "page.py").write_text("raise RuntimeError('imported')\n")
+    folder = shutil.copytree(causal_run.folder, tmp_path / "runs" / "package.page" / "r")
+    words = ["page", str(folder), "--output", str(tmp_path / "page.html")]
+    assert cli.run(lambda: runs.main(words)) == 0
+    assert "package.page" not in sys.modules and (tmp_path / "page.html").exists()
+
+
 def test_what_the_user_has_typed_trusted_or_trained_is_imported(causal_run, tmp_path):
     field, name = "training.attention_fn", "tests.experiments.own_parts:cosine_attention"
     place = tmp_path / "runs" / "language_modelling" / "r"
