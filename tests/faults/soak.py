@@ -79,8 +79,8 @@ def _watching(every: int, tell: Tell) -> Iterator[None]:
     add, save, compiled = Progress.add, Checkpoints.save, collections.Counter()
     saving = []
 
-    def save_and_note(self: Checkpoints, *args: Any) -> None:
-        save(self, *args)
+    def save_and_note(self: Checkpoints, *args: Any, **named: Any) -> None:
+        save(self, *args, **named)
         saving[:] = [self._committing]
 
     def add_and_look(self: Progress, step: int, *rest: Any) -> None:
