@@ -13,10 +13,11 @@ from experiments.language_modelling.init_from_pretrained import with_pretrained_
 from experiments.language_modelling.objectives import build_model, objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
+from jaxformer.decoding import sample_more
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines.batching import BATCH_SIZE
-from jaxformer.pipelines.reading import begin_rows, continue_texts, text_size
-from jaxformer.pipelines.rows import num_rows, state_shapes
+from jaxformer.pipelines.reading import begin_rows, text_size
+from jaxformer.pipelines.rows import num_rows, search_more, state_shapes
 from jaxformer.text.data import MaskedBatch, StreamBatch
 
 _PROMPT = 17
@@ -84,7 +85,8 @@ def _lower_sampling(
     begin = partial(begin_rows, model, rows=rows, config=sampling, cache_length=size)
     state, number = state_shapes(devices, rows, begin, params), np.int32(1)
     with devices.active():
-        return continue_texts.lower(model, params, state, np.zeros(rows, bool), number, number)
+        stop = np.zeros(rows, bool)
+        return search_more.lower(model, params, state, stop, number, number, more=sample_more)
 
 
 planned = PlannedTraining(

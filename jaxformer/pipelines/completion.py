@@ -17,6 +17,7 @@ from jaxformer.decoding import (
     Prompts,
     SampleState,
     SamplingConfig,
+    sample_more,
 )
 from jaxformer.decoding.hypotheses import row_values
 from jaxformer.decoding.sampling import VALUES
@@ -36,7 +37,6 @@ from jaxformer.pipelines.partial_text import PartialText
 from jaxformer.pipelines.reading import (
     NewTexts,
     begin_rows,
-    continue_texts,
     read_prompts,
     reading_plan,
     text_size,
@@ -50,6 +50,7 @@ from jaxformer.pipelines.rows import (
     entering_rows,
     num_rows,
     prepare,
+    search_more,
 )
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
@@ -312,7 +313,7 @@ class _Call(NamedTuple):
             part = _zeros(len(some[0]), width), np.int32(0) if later else None
             read[width, later] = compiled(read_prompts, state, *some, *part, **static)
         numbers = np.int32(0), np.int32(0)
-        more = compiled(continue_texts, state, np.ones(rows, bool), *numbers)
+        more = compiled(search_more, state, np.ones(rows, bool), *numbers, more=sample_more)
 
         def enter(state: Any, rows: AnyArray, part: Sequence[PartialText]) -> Any:
             for arrays in inputs(rows, part):

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Int
 
 from jaxformer.decoding import (
     LogitsProcessor,
@@ -16,12 +16,11 @@ from jaxformer.decoding import (
     SamplingConfig,
     begin_sampling,
     put_rows,
-    sample_more,
     take_rows,
 )
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.masks import AnyArray
-from jaxformer.pipelines.batching import make_step_fn, next_power_of_two
+from jaxformer.pipelines.batching import next_power_of_two
 
 # The tokens of a prompt that are read together, and those that are left where they begin to pay.
 _WIDTHS = {1024: 768, 256: 192, 64: 48, 16: 0}
@@ -69,20 +68,6 @@ def read_prompts(
     static: Any = {"eos": eos, "logits_processors": logits_processors}
     begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, **static)
     return put_rows(state, rows, begun)
-
-
-@partial(jax.jit, static_argnames="model", donate_argnames="state")
-def continue_texts(
-    model: DecoderOnly,
-    params: Any,
-    state: SampleState,
-    stop: Bool[AnyArray, " R"],
-    n: Int[Array, ""] | int,
-    ended: Int[Array, ""] | int,
-) -> SampleState:
-    """`sample_more` by a model, after the texts of `stop` have been stopped."""
-    state = state.replace(stopped=state.stopped | stop)
-    return sample_more(make_step_fn(model, params), state, n, ended)
 
 
 def begin_rows(

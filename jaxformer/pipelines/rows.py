@@ -10,12 +10,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Int
+from jaxtyping import Array, Bool, Int
 
 from jaxformer.distributed import Strategy, strategy_of
 from jaxformer.distributed.batches import global_array
 from jaxformer.nn.models import DecodingModel
 from jaxformer.nn.stacked_blocks import unstack_blocks
+from jaxformer.ops.masks import AnyArray
+from jaxformer.pipelines.batching import make_step_fn
 from jaxformer.training.parameters import map_with_path
 
 FOREVER = np.iinfo(np.int32).max
@@ -103,6 +105,22 @@ def decode_rows(
                 del active[row]
                 if not text.done:
                     waiting.appendleft(text)
+
+
+@partial(jax.jit, static_argnames=("model", "more"), donate_argnames="state")
+def search_more(
+    model: DecodingModel,
+    params: Any,
+    state: Any,
+    stop: Bool[AnyArray, " R"],
+    n: Int[Array, ""] | int,
+    ended: Int[Array, ""] | int,
+    *,
+    more: Piece,
+) -> Any:
+    """`more` (`sample_more` or `beam_more`) by a model, after the rows of `stop` have stopped."""
+    state = state.replace(stopped=state.stopped | stop)
+    return more(make_step_fn(model, params), state, n, ended)
 
 
 def prepare(model: Any, params: Any) -> tuple[Any, Any]:

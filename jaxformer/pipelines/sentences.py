@@ -6,14 +6,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Int
 
 from jaxformer.decoding import (
     BeamState,
     Hypotheses,
     SearchConfig,
     TranslationOptions,
-    beam_more,
     beam_search,
     begin_beams,
     put_rows,
@@ -64,20 +63,6 @@ def enter_sentences(
     """`state` with the sentences of `source` in `rows`."""
     begun = begin_sentences(model, params, source, max_new_tokens, values, search, bos, pad)
     return put_rows(state, rows, begun)
-
-
-@partial(jax.jit, static_argnames="model", donate_argnames="state")
-def search_more(
-    model: EncoderDecoder,
-    params: Any,
-    state: BeamState,
-    stop: Bool[AnyArray, " R"],
-    n: Int[Array, ""] | int,
-    ended: Int[Array, ""] | int,
-) -> BeamState:
-    """`beam_more` by a model, without the sentences of `stop`."""
-    state = state.replace(stopped=state.stopped | stop)
-    return beam_more(make_step_fn(model, params), state, n, ended)
 
 
 def begin_sentences(

@@ -16,6 +16,7 @@ from jaxformer.decoding import (
     Hypotheses,
     SearchConfig,
     TranslationOptions,
+    beam_more,
 )
 from jaxformer.decoding.beam_search import VALUES
 from jaxformer.decoding.hypotheses import row_values
@@ -42,8 +43,9 @@ from jaxformer.pipelines.rows import (
     entering_rows,
     num_rows,
     prepare,
+    search_more,
 )
-from jaxformer.pipelines.sentences import begin_sentences, enter_sentences, search_more
+from jaxformer.pipelines.sentences import begin_sentences, enter_sentences
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency, concurrently
 from jaxformer.text.tokenizers import Template, Tokenizer
@@ -319,7 +321,8 @@ def _compile(
         partial(compile_piece, model, params),
     )
     enter = compiled(enter_sentences, state, np.zeros(count, np.int32), *inputs([]), **static)
-    more = compiled(search_more, state, np.ones(rows, bool), np.int32(0), np.int32(0))
+    numbers = np.int32(0), np.int32(0)
+    more = compiled(search_more, state, np.ones(rows, bool), *numbers, more=beam_more)
     return Search(rows, state, lambda state, rows, x: enter(state, rows, *inputs(x)), more, read)
 
 

@@ -18,12 +18,13 @@ from experiments.harness.planning.hlo import Program
 from experiments.language_modelling.presets import gpt2_124m
 from jaxformer import AttentionMask, DecoderOnly, SamplingConfig
 from jaxformer.config import AttentionOptions, with_fields
+from jaxformer.decoding import sample_more
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
 from jaxformer.ops.dropout import Dropout, DropoutRng
-from jaxformer.pipelines.reading import begin_rows, continue_texts
-from jaxformer.pipelines.rows import lay_out
+from jaxformer.pipelines.reading import begin_rows
+from jaxformer.pipelines.rows import lay_out, search_more
 from jaxformer.runtime import GPU_OPTIONS
 from jaxformer.training.optimizer import make_optimizer
 from jaxformer.training.train_step import init_train_state
@@ -162,7 +163,7 @@ def test_a_step_of_writing_moves_little_more_than_weights_and_cache_on_an_h100(h
     state = shapes(lambda params: begin(params), params)
     numbers = shapes(lambda: (jnp.zeros(texts, bool), jnp.int32(0), jnp.int32(0)))
     with devices.active():
-        program = continue_texts.lower(model, params, state, *numbers).compile()
+        program = search_more.lower(model, params, state, *numbers, more=sample_more).compile()
     cost = step_cost(Program(program.as_text()))
     read = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((params, state.cache)))
     assert cost.bytes <= 1.2 * read
