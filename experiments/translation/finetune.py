@@ -17,7 +17,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training.rows import Rows, choose, padded
+from experiments.harness.training.rows import Rows, choose
 from experiments.harness.training.training_config import text_cache
 from experiments.translation import finetune_start
 from experiments.translation.corpus import Text, fingerprint, open_corpus
@@ -26,6 +26,7 @@ from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
 from experiments.translation.load_run import Translator
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines import translate
+from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
 from jaxformer.text.data import PairBatch
 from jaxformer.text.metrics import score_translations
@@ -130,7 +131,7 @@ def encode(config: FinetuneConfig, loaded: Translator, text: Text) -> PairBatch:
     ]
     pairs = [pair for pair in zip(sources, targets, strict=True) if pair[0]]
     source, target = (
-        padded(side, length, settings.pad)[0]
+        pad_right(side, len(side), length, settings.pad)
         for side, length in zip(zip(*pairs, strict=True), (longest[0], longest[1] + 1), strict=True)
     )
     return PairBatch(source, target, np.arange(len(pairs), dtype=np.int32))

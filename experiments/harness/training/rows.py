@@ -1,7 +1,8 @@
 """Examples as rows of ids: their batches, and what a model says of each."""
 
+import functools
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -99,21 +100,18 @@ def predict(
     return np.concatenate(found)
 
 
-def padded(rows: Sequence[Sequence[int]], length: int, pad: int | None = None) -> tuple[Any, Any]:
-    """Rows of at most `length` ids, padded at their ends: tokens [N, length], True at ids."""
-    tokens = np.full((len(rows), length), pad or 0, np.int32)
-    present = np.zeros(tokens.shape, bool)
-    for i, row in enumerate(rows):
-        tokens[i, : len(row)], present[i, : len(row)] = row, True
-    return tokens, present
-
-
 def _in_parts(count: int, size: int) -> Iterator[np.ndarray]:
     for start in range(0, count, size):
         yield np.arange(start, min(start + size, count))
 
 
+@functools.lru_cache(maxsize=4)
 def _order(seed: int, number: int, size: int) -> np.ndarray:
-    """0 .. size - 1 in a random order, which depends on (seed, number) and on no version."""
+    """0 .. size - 1 in a random order, which depends on (seed, number) and on no version.
+
+    Each batch of an epoch asks for it again.
+    """
     bits = np.random.Philox(key=np.array([seed, number], np.uint64))
-    return np.argsort(bits.random_raw(size), kind="stable")
+    order = np.argsort(bits.random_raw(size), kind="stable")
+    order.flags.writeable = False
+    return order

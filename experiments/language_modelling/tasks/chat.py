@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.harness.training import initialization
-from experiments.harness.training.rows import padded
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.chat_template import (
     TEMPLATE,
@@ -22,6 +21,7 @@ from experiments.language_modelling.tasks.chat_template import (
 )
 from experiments.language_modelling.tasks.rows import Encoded, Scored, backbone
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
@@ -104,7 +104,7 @@ def encode(
             f"no answer begins within {length} tokens of its conversation: give a larger "
             "--data.seq_len"
         )
-    tokens, _ = padded(rows, length + 1, tokenizer.special.pad)
+    tokens = pad_right(rows, len(rows), length + 1, tokenizer.special.pad or 0)
     return Encoded(
         items, StreamBatch(tokens, np.array(counts), np.arange(len(rows), dtype=np.int32))
     )
