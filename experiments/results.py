@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
@@ -27,6 +26,7 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.statistics import decimals, rounded
 from experiments.harness.results.tables import Table, markdown
+from experiments.harness.runs.run_folder import environment_of
 from jaxformer.config import from_plain, to_plain
 from jaxformer.errors import ConfigError, DataError
 
@@ -240,7 +240,7 @@ def settings_digest(settings: Mapping[str, str]) -> str:
 
 def _origin(folder: Path) -> dict[str, Any]:
     """The command, code and machine of the run in `folder`."""
-    environment = config_files.read_object(folder / "env.json")
+    environment = environment_of(folder).read()
     devices = ", ".join(environment.get("devices", []))
     commit = environment.get("git_commit")
     return {

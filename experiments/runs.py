@@ -24,12 +24,12 @@ from experiments.harness.results.groups import (
     experiment_of,
     find_runs,
     group_runs,
-    read_json,
     settings_of,
 )
 from experiments.harness.results.sweeping import SWEEP
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
+from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.run_folder import Run
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
@@ -230,18 +230,18 @@ def _page_contents(folder: Path, experiment: str) -> Callable[..., pages.Content
         return registry.page_contents(experiment)
     experiment = experiment_of(folder)
     if is_pretrained(folder):
-        seq2seq = read_json(folder / "config.json").get("is_encoder_decoder")
+        seq2seq = Record(folder / "config.json").read_if_intact().get("is_encoder_decoder")
         experiment = "translation" if seq2seq else "language_modelling"
     return registry.page_contents(experiment) if experiment in registry.NAMES else None
 
 
 def _describe(folder: Path) -> list[str]:
     """The row of the run in `folder`; "-" for what it does not have."""
-    config = read_json(folder / "config.json")
+    config = Record(folder / "config.json").read_if_intact()
     steps = Checkpoints(folder / "checkpoints").steps()
     total = config.get("optimizer", {}).get("total_steps", "?")
     reached = f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-"
-    note = read_json(folder / "parent.json")  # of `initialization`
+    note = Record(folder / "parent.json").read_if_intact()  # of `initialization`
     if "run" in note:
         parents = ",".join(map(str, note.get("steps", [])))
         parent = f"{note['run']}@{parents}" if parents else note["run"]
@@ -253,14 +253,14 @@ def _describe(folder: Path) -> list[str]:
 def _describe_sweep(folder: Path) -> list[str]:
     """The row of the sweep in `folder`; `compare` shows its scores."""
     finished = len(list(folder.glob("*/*/scores.json")))
-    cells = len(read_json(folder / SWEEP).get("cells", {}))
+    cells = len(Record(folder / SWEEP).read_if_intact().get("cells", {}))
     started = min(map(_started, find_runs([folder])))
     return [str(folder), f"{finished} of {cells} cells", "-", started, "-"]
 
 
 def _started(folder: Path) -> str:
     """The time of the first start of the run in `folder`."""
-    environment = read_json(folder / "env.json")
+    environment = Record(folder / "env.json").read_if_intact()
     first = [*environment.get("earlier", []), environment][0]
     return str(first.get("time", "-"))[:16].replace("T", " ")
 
@@ -273,7 +273,7 @@ def _sweep_of(run: Path, folder: Path) -> Path | None:
 
 def _score_of(folder: Path) -> str:
     """The final scores; before the end the newest of the validation, else "-"."""
-    scores = read_json(folder / "scores.json")
+    scores = Record(folder / "scores.json").read_if_intact()
     names = [name for name in _SCORES if name in scores][:2]
     if names:
         return ", ".join(f"{scores.get('text')} {name} {scores[name]:.3f}" for name in names)

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
-from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs import distributed
+from experiments.harness.runs.run_files import Record
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.tasks.chat_template import TEMPLATE, load_template
@@ -52,7 +53,7 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     files: dict[str, str] = {}
     task = _TASKS[config.objective]
     if isinstance(config, FinetuneConfig):
-        labels = (run_files.read_record(folder / FACTS, {"labels": list}) or {}).get("labels", [])
+        labels = Record(folder / FACTS).read(labels=list).get("labels", [])
         task = _FINETUNED[config.task.kind]
         if config.task.kind == "chat":
             files = {TEMPLATE: load_template(folder, loaded.tokenizer).source}

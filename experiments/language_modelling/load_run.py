@@ -5,8 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.cli import config_files
-from experiments.harness.runs import checkpoint_selection, run_files, run_folder
+from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
+from experiments.harness.runs.run_files import Record
 from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from experiments.language_modelling.init_from_pretrained import HEADS
@@ -84,5 +85,5 @@ def _task_model(config: FinetuneConfig, folder: Path) -> Any:
     """The model of a fine-tuned run."""
     from experiments.language_modelling.tasks import TASKS
 
-    labels = run_files.read_record(folder / FACTS, {"labels": list}) or {"labels": []}
-    return TASKS[config.task.kind].make_model(config, labels["labels"])
+    labels = Record(folder / FACTS).read(labels=list).get("labels", [])
+    return TASKS[config.task.kind].make_model(config, labels)

@@ -12,6 +12,7 @@ import numpy as np
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, distributed, run_files, run_folder
+from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -88,7 +89,7 @@ def open_encoded(
     """
     path = folder / "data" / f"{name}.tokens"
     note = _note(folder, name)
-    if note is None:
+    if not note:
         raise DataError(f"{folder / 'data'} has no {name} text: prepare the run, or give files")
     if note["tokenizer"] != tokenizer_digest(folder):
         raise ConfigError(
@@ -223,13 +224,13 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
         "tokenizer": tokenizer_digest(folder),
         **corpus.metadata_of(part, cache)._asdict(),
     }
-    run_files.write_record(path, note)
+    Record(path).write(note)
 
 
-def _note(folder: Path, name: str) -> dict | None:
+def _note(folder: Path, name: str) -> dict:
     fields: dict[str, type] = {"how": list, "tokenizer": str, "text": str}
     fields |= {"documents": int, "amount": list}
-    return run_files.read_record(folder / "data" / f"{name}.json", fields)
+    return Record(folder / "data" / f"{name}.json").read(**fields)
 
 
 def _is_current(
@@ -237,7 +238,7 @@ def _is_current(
 ) -> bool:
     """Whether `part` lies encoded in the run's folder."""
     note = _note(folder, name)
-    if note is None or note["how"] != _how(config, part):
+    if not note or note["how"] != _how(config, part):
         return False
     return note["text"] == corpus.metadata_of(part, cache).text
 

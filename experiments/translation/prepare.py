@@ -10,6 +10,7 @@ from typing import NamedTuple
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_files, run_folder
+from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
@@ -98,9 +99,9 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
 
     Raises `ConfigError` where one is not the run's own, `DataError` where it cannot be read.
     """
-    note = run_files.read_record(folder / "data" / "prepared.json", {"text": str}) or {}
+    record = Record(folder / "data" / "prepared.json").read(text=str)
     digests = _digests(folder)
-    if note.get("tokenizers", digests) != digests:
+    if record.get("tokenizers", digests) != digests:
         raise ConfigError(
             f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
             "with: put the run's own there, or use another --name"
@@ -157,18 +158,17 @@ def _prepare(
     wanted: dict,
     folder: Path,
 ) -> None:
-    note = folder / "data" / "prepared.json"
-    record = run_files.read_record(note, {"text": str})
-    if record is not None:
-        record.pop("tokenizers", None)
-    if record is not None and record != wanted and Checkpoints(folder / "checkpoints").steps():
+    record = Record(folder / "data" / "prepared.json")
+    prepared = record.read(text=str)
+    prepared.pop("tokenizers", None)
+    if prepared not in ({}, wanted) and Checkpoints(folder / "checkpoints").steps():
         raise CheckpointError(
             f"{folder} was trained on other text than this: give it the same training files, or "
             "use another --name"
         )
-    if record == wanted:
+    if prepared == wanted:
         return
-    note.unlink(missing_ok=True)  # written again when everything else is
+    record.path.unlink(missing_ok=True)  # written again when everything else is
     (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
     make = partial(_write_tokenizers, config, read)
     # The code of a user's tokenizer may change.
@@ -176,7 +176,7 @@ def _prepare(
     tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
     encode = partial(_encode, config.data, read, load_tokenizers(folder))
     cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
-    run_files.write_record(note, wanted | {"tokenizers": _digests(folder)})
+    record.write(wanted | {"tokenizers": _digests(folder)})
 
 
 def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:

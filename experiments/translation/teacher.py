@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, distributed, run_files, run_folder
+from experiments.harness.runs import checkpoint_selection, distributed, run_folder
+from experiments.harness.runs.run_files import Record
 from experiments.harness.training import initialization
 from experiments.harness.training.fit import Step
 from experiments.harness.training.initialization import Parent
@@ -28,9 +29,6 @@ from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import TokenLoss, seq2seq_loss
-
-NOTE = "teacher.json"
-"""The file of a run that records the run and the weights that it learns from."""
 
 
 def with_teacher(
@@ -133,11 +131,12 @@ def _check_tokenizers(folder: Path, teacher: LoadedRun, prepared: Prepared) -> N
 
 def _record(folder: Path, name: str, sha256: str) -> None:
     """Writes which weights the run learns from; refuses others than it began with."""
-    before = run_files.read_record(folder / NOTE, {"sha256": str})
-    if before is not None and before["sha256"] != sha256:
+    record = Record(folder / "teacher.json")
+    before = record.read(sha256=str)
+    if before and before["sha256"] != sha256:
         raise CheckpointError(
             f"the weights of the teacher {name} have changed since {folder} began: give the "
             "teacher's step, as in RUN@1500, or use another --name"
         )
-    if before is None and distributed.is_first():
-        run_files.write_record(folder / NOTE, {"run": name, "sha256": sha256})
+    if not before and distributed.is_first():
+        record.write({"run": name, "sha256": sha256})

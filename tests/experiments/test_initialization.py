@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.training.initialization import NOTE, parent_of, take_over, with_parent
+from experiments.harness.runs.run_files import Record
+from experiments.harness.training.initialization import parent_of, take_over, with_parent
 from experiments.language_modelling import load_run
 from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS
@@ -82,7 +83,7 @@ def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, 
     for path, leaf in flatten(load(folder).params).items():
         np.testing.assert_array_equal(leaf, merged[path])
     child = train(changed(base, name="grandchild", init_from=str(folder), optimizer__total_steps=1))
-    assert (child.folder / NOTE).exists()
+    assert (child.folder / "parent.json").exists()
 
 
 def test_adapters_of_random_weights_are_refused(base):
@@ -102,7 +103,7 @@ def test_the_schedule_and_the_rate_are_those_of_the_new_run(base, parent):
     rates = {line["step"]: line["learning_rate"] for line in metrics_of(child, "loss")}
     assert sorted(rates) == [4, 5, 6] and 0.05 < rates[5] < rates[4] < 0.5
     note = {"how": "continue_from", "run": str(parent), "steps": [3]}
-    assert json.loads((child / NOTE).read_text()) == note
+    assert Record(child / "parent.json").read() == note
     after = Checkpoints(child / "checkpoints").restore_params(6)
     before = Checkpoints(parent / "checkpoints").restore_params(3)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, before)
@@ -172,7 +173,7 @@ def test_a_run_starts_from_the_weights_the_sizes_and_the_tokenizer_of_another(pa
     assert (loaded.config.model.d_model, loaded.config.model.dropout_rate) == (16, 0.3)
     files = [run / "tokenizer" / "tokenizer.json" for run in (folder, parent)]
     assert files[0].read_bytes() == files[1].read_bytes()
-    assert json.loads((folder / NOTE).read_text())["steps"] == [3]
+    assert json.loads((folder / "parent.json").read_text())["steps"] == [3]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Notes of what was made of what are read as they were written, or refused."""
+"""Records of a run are read as they were written, or refused."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.runs import checkpoint_selection, run_files
+from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training.training_config import TrainingConfig
 from experiments.translation import evaluate
@@ -17,19 +18,19 @@ FIELDS = {"steps": list, "score": float}
 
 
 @pytest.fixture
-def path(tmp_path) -> Path:
-    run_files.write_record(tmp_path / "note.json", {"steps": [3, 5], "score": 7.25})
-    return tmp_path / "note.json"
+def record(tmp_path) -> Record:
+    record = Record(tmp_path / "note.json", "ask the author")
+    record.write({"steps": [3, 5], "score": 7.25})
+    return record
 
 
-def test_a_note_read_is_the_note_written(path):
-    assert run_files.read_record(path, FIELDS) == {"steps": [3, 5], "score": 7.25}
-    assert run_files.read_record(path.with_name("absent.json"), FIELDS) is None
-
-
-def test_a_note_from_before_there_was_a_checksum_is_taken(path):
-    path.write_text('{"steps": [3], "score": 1.5}')
-    assert run_files.read_record(path, FIELDS) == {"steps": [3], "score": 1.5}
+def test_a_record_is_read_as_it_was_written_and_changed(record):
+    assert record.read(**FIELDS) == {"steps": [3, 5], "score": 7.25}
+    record.update(score=1.5, name="a")
+    assert record.read() == {"steps": [3, 5], "score": 1.5, "name": "a"}
+    assert Record(record.path.with_name("absent.json")).read(**FIELDS) == {}
+    record.path.write_text('{"steps": [3], "score": 1.5}')  # without a checksum
+    assert record.read(**FIELDS) == {"steps": [3], "score": 1.5}
 
 
 @pytest.mark.parametrize(
@@ -44,16 +45,17 @@ def test_a_note_from_before_there_was_a_checksum_is_taken(path):
         b'{"steps": [3], "score": 1.5, "crc32": "00000000"}',
     ],
 )
-def test_what_is_no_note_is_refused_with_its_name_and_what_to_do(path, content):
-    path.write_bytes(content)
+def test_what_is_no_record_is_refused_with_its_name_and_what_to_do(record, content):
+    record.path.write_bytes(content)
     with pytest.raises(DataError, match="note.json is damaged: ask the author"):
-        run_files.read_record(path, FIELDS, "ask the author")
+        record.read(**FIELDS)
 
 
-def test_one_changed_digit_in_a_note_is_noticed(path):
-    path.write_text(path.read_text().replace("5", "4", 1))
+def test_one_changed_digit_in_a_record_is_noticed(record):
+    record.path.write_text(record.path.read_text().replace("5", "4", 1))
     with pytest.raises(DataError, match="is damaged: "):
-        run_files.read_record(path, FIELDS)
+        record.read()
+    assert record.read_if_intact() == {}
 
 
 def test_the_digest_of_an_absent_file_is_an_error_that_names_it(tmp_path):

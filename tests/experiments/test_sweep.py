@@ -19,7 +19,7 @@ import pytest
 from experiments import runs
 from experiments.harness import cli
 from experiments.harness.results import sweeping
-from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.runs import checkpoint_selection, run_files, run_folder
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import PRESETS
 from experiments.sweep import main, presets_of, sweep
@@ -155,8 +155,8 @@ def finish(config):
     """Leaves what a translation's training leaves, with the beam size as its score."""
     folder = run_folder.folder_of(config.runs, "translation", config.name)
     (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
-    run_folder.write_json(folder / "config.json", to_plain(config))
-    run_folder.write_json(folder / "scores.json", {"bleu": config.search.beam_size})
+    run_files.write_json(folder / "config.json", to_plain(config))
+    run_files.write_json(folder / "scores.json", {"bleu": config.search.beam_size})
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_a_student_learns_the_teachers_probabilities(run, student):
     parent = find_run(str(run))
     sizes = [sum(x.size for x in jax.tree.leaves(each.params)) for each in (found, before)]
     assert sizes[0] < sizes[1], "only the student's parameters are saved"
-    note = json.loads((folder / teacher.NOTE).read_text())
+    note = json.loads((folder / "teacher.json").read_text())
     assert note["run"] == str(run) and note["sha256"] == teacher.digest(parent)
     assert note["sha256"] != teacher.digest(find_run(f"{run}@6"))
 
@@ -69,17 +69,17 @@ def test_a_teacher_equal_to_the_student_has_no_gradient(base, run):
 @pytest.mark.slow
 def test_a_resumed_student_is_refused_another_teacher(base, run, student):
     config, folder = student
-    content = (folder / teacher.NOTE).read_text()
+    content = (folder / "teacher.json").read_text()
     longer = replace(config, optimizer=replace(config.optimizer, total_steps=3))
     try:
         note = {"run": str(run), "sha256": "0" * 64}
-        (folder / teacher.NOTE).write_text(json.dumps(note))
+        (folder / "teacher.json").write_text(json.dumps(note))
         with pytest.raises(
             CheckpointError, match="have changed since .* began: give the teacher's"
         ):
             train(longer)
     finally:
-        (folder / teacher.NOTE).write_text(content)
+        (folder / "teacher.json").write_text(content)
     assert Checkpoints(train(longer).folder / "checkpoints").newest_step() == 3
     with pytest.raises(ConfigError, match="teacher='nowhere' is not the folder of a trained run"):
         train(replace(with_teacher(base, "nowhere"), name="none"))

@@ -24,7 +24,7 @@ def test_a_finished_run_gives_its_folder_and_scores_again(causal_run, tmp_path):
     RESULTS.append("a comparison of an earlier run")
     again = causal_run.train.main(changed(causal_run.config, runs=str(tmp_path)))
     assert again == before and isinstance(again, TrainResult) and again.folder == folder
-    assert again.scores == json.loads((folder / "scores.json").read_text())
+    assert again.scores.items() <= json.loads((folder / "scores.json").read_text()).items()
     validation = json.loads((folder / "weights.json").read_text())["validation_loss"]
     assert again.validation["validation_loss"] == validation
     steps = Checkpoints(folder / "checkpoints").steps()

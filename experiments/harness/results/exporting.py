@@ -8,9 +8,9 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.results.groups import read_json
 from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_files import Record
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
@@ -133,7 +133,9 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
     """
     folder, config = options.folder, run.config
     _, steps, tree = checkpoint_selection.select(folder, config.training, options)
-    scores, environment = (read_json(folder / f"{name}.json") for name in ("scores", "env"))
+    scores, environment = (
+        Record(folder / f"{name}.json").read_if_intact() for name in ("scores", "env")
+    )
     data = config.data
     files = {part: getattr(data, part) for part in ("train", "validation", "test")}
     names = {

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from experiments.harness.cli import config_files
 from experiments.harness.results.statistics import Score, exp_ratio, ratio, translation_items
 from experiments.harness.runs.checkpoint_selection import read_result
-from experiments.harness.runs.run_files import read_table
+from experiments.harness.runs.run_files import Record, read_table
 from experiments.harness.runs.text_io import RULE
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
@@ -103,15 +103,6 @@ def group_runs(folders: Sequence[Path]) -> list[Group]:
         Group(name, sorted(runs, key=seed_of))
         for name, runs in zip(names, groups.values(), strict=True)
     ]
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file of a run, empty where the file is missing or damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return content if isinstance(content, dict) else {}
 
 
 def settings_of(path: Path) -> dict[str, str]:
@@ -227,7 +218,7 @@ def item_sums(
 
 def sample_table(folder: Path) -> dict[str, list[str]]:
     """The samples of the text that the run in `folder` was scored on; {} where it has none."""
-    return _table(folder, read_json(folder / "scores.json").get("text", ""))
+    return _table(folder, Record(folder / "scores.json").read_if_intact().get("text", ""))
 
 
 def sample_texts(folder: Path) -> dict[str, list[str]]:

@@ -25,13 +25,13 @@ from experiments.harness.results.groups import (
     item_sums,
     main_metric,
     numbers,
-    read_json,
     sample_texts,
     seconds_of,
     seed_of,
 )
 from experiments.harness.results.plots import Curves, logged_curves
 from experiments.harness.results.tables import Table
+from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
@@ -92,7 +92,10 @@ def run_page(folder: Path, contents: Contents | None = None) -> Page:
 
     The folder may also be one of `transformers`.
     """
-    files = {name: read_json(folder / name) for name in ("scores.json", "config.json", "env.json")}
+    files = {
+        name: Record(folder / name).read_if_intact()
+        for name in ("scores.json", "config.json", "env.json")
+    }
     scores, config, environment = files.values()
     curves = logged_curves([Group(folder.name, [folder])])
     missing = [name for name, content in files.items() if not content]
@@ -136,7 +139,7 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
         page = _compared(compare(paths, metric, baseline))
     except (ConfigError, DataError) as error:
         page = Page("", warnings=[f"The runs are not compared: {cli.sentence(error)}"])
-    environments = (read_json(folder / "env.json") for folder in folders)
+    environments = (Record(folder / "env.json").read_if_intact() for folder in folders)
     commands = dict.fromkeys(each.get("command", "") for each in environments)
     whole = storage.to_path(paths[0]).absolute()
     charts, more_charts = _charts(logged_curves(grouped))
@@ -220,7 +223,7 @@ def _facts(folder: Path, config: Mapping[str, Any], environment: dict[str, Any])
     """How long the run trained, on what, and how fast, as far as its folder says it."""
     lines = Run(folder).metrics()
     total = config.get("optimizer", {}).get("total_steps")
-    weights = read_json(folder / "weights.json").get("steps", [])
+    weights = Record(folder / "weights.json").read_if_intact().get("steps", [])
     seconds = seconds_of(environment)
     facts = {
         "steps": f"{lines[-1]['step']:,}" + (f" of {total:,}" if total else "") if lines else "",
@@ -271,7 +274,7 @@ def _run_table(grouped: Sequence[Group]) -> Table:
     rows = []
     for group in grouped:
         for folder in group.folders:
-            facts = _facts(folder, {}, environment := read_json(folder / "env.json"))
+            facts = _facts(folder, {}, environment := Record(folder / "env.json").read_if_intact())
             seconds = seconds_of(environment)
             minutes = "-" if seconds is None else f"{seconds / 60:.1f}"
             names = folder.name, str(seed_of(folder))

@@ -16,6 +16,7 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.results.groups import settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
+from experiments.harness.runs.run_files import Record
 from jaxformer.checkpoint.lock import lock
 from jaxformer.config import from_plain, plain, to_plain
 from jaxformer.errors import ConfigError
@@ -125,8 +126,8 @@ def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> 
         name: replace(config_files.with_overrides(base, overrides), name=name)
         for name, overrides in cells.items()
     }
-    path, settings = folder / SWEEP, to_plain(config)
-    before = config_files.read_object(path) if path.exists() else {}
+    record, settings = Record(folder / SWEEP), to_plain(config)
+    before = record.read()
     stored = before if any(folder.glob("*/*/checkpoints/[0-9]*")) else {}
     if stored:
         run_folder.refuse_differences(stored["settings"], settings, folder, config.free_fields())
@@ -137,7 +138,7 @@ def open_sweep(config: Any, experiment: str, cells: Mapping[str, Overrides]) -> 
     }
     if content != before:  # several processes open a sweep, and the first one has written it
         folder.mkdir(parents=True, exist_ok=True)
-        run_folder.write_json(path, content)
+        record.write(content)
     return Sweep(folder, experiment, configs)
 
 
@@ -171,14 +172,14 @@ def run_cell(sweep: Sweep, cell: str, train: Train) -> None:
         said, lines = cli.sentence(error), traceback.format_exception(error)
         failure = {"exit_code": cli.exit_code(error), "error": said, "traceback": "".join(lines)}
         path.parent.mkdir(exist_ok=True)
-        run_folder.write_json(path, failure)
+        Record(path).write(failure)
         display.say(f"failed: {said}")
 
 
 def failures(sweep: Sweep) -> dict[str, dict[str, Any]]:
     """`exit_code`, `error` and `traceback` of each cell that failed."""
-    paths = {name: sweep.failure_of(name) for name in sweep.cells}
-    return {name: config_files.read_object(x) for name, x in paths.items() if x.exists()}
+    failed = {name: Record(sweep.failure_of(name)).read() for name in sweep.cells}
+    return {name: failure for name, failure in failed.items() if failure}
 
 
 def _type_of(config: Any, field: str) -> Any:

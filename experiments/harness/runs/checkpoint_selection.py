@@ -1,14 +1,14 @@
 """A run's final weights: the mean of the last checkpoints, or the best one."""
 
-import json
 import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
-from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import ProcessOptions
+from experiments.harness.runs.run_files import Record
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.config import Natural
@@ -26,7 +26,7 @@ from jaxformer.nn.int8 import quantize
 from jaxformer.pretrained import Loaded
 
 CheckpointName = Literal["final", "best", "last", "average", "ema"]
-_NOTE = "weights.json"
+_REMEDY = "remove it to use the newest checkpoint"
 
 _Loaded = TypeVar("_Loaded", bound=Loaded)
 
@@ -156,7 +156,17 @@ def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
 
     `jaxformer.load` reads both; `tree` is a field of the state, such as "params" or "ema".
     """
-    run_files.write_record(folder / _NOTE, {"steps": steps, "tree": tree, **scores})
+    weights_of(folder).write({"steps": steps, "tree": tree, **scores})
+
+
+def weights_of(folder: Path) -> Record:
+    """The record of the weights that were chosen when the training in `folder` ended."""
+    return Record(folder / "weights.json", _REMEDY)
+
+
+def scores_of(folder: Path) -> Record:
+    """The record of the scores that end the training in `folder`."""
+    return Record(folder / "scores.json", "score the run again: the command of its training does")
 
 
 class Weights(NamedTuple):
@@ -208,17 +218,14 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> We
 
 def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
     """The steps that were chosen when training ended, or the newest one."""
-    remedy = "remove it to use the newest checkpoint"
-    said = run_files.read_record(folder / _NOTE, {"steps": list}, remedy)
-    if not said:
-        return [newest]
+    steps = weights_of(folder).read(steps=list).get("steps", [newest])
     kept = checkpoints.steps()
-    if not said["steps"] or not set(said["steps"]) <= set(kept):
+    if not steps or not set(steps) <= set(kept):
         raise CheckpointError(
-            f"{folder / _NOTE} names the weights of step {_listed(said['steps'])}, but the run "
-            f"keeps {_listed(kept)}: put the step back, or {remedy}"
+            f"{weights_of(folder).path} names the weights of step {_listed(steps)}, but the run "
+            f"keeps {_listed(kept)}: put the step back, or {_REMEDY}"
         )
-    return said["steps"]
+    return steps
 
 
 def _listed(steps: list[int]) -> str:
@@ -227,8 +234,9 @@ def _listed(steps: list[int]) -> str:
 
 def forget(folder: Path) -> None:
     """Removes the record of the final weights, which a run that trains on does not have yet."""
-    if distributed.is_first() and (folder / _NOTE).exists():
-        storage.remove(folder / _NOTE)
+    path = weights_of(folder).path
+    if distributed.is_first() and path.exists():
+        storage.remove(path)
 
 
 class TrainResult(NamedTuple):
@@ -245,13 +253,12 @@ class TrainResult(NamedTuple):
 
 def read_result(folder: Path) -> TrainResult:
     """The result of the finished training in `folder`; `ConfigError` where there is none."""
-    try:
-        scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError, ValueError) as error:
-        raise ConfigError(f"{folder} has no scores.json: finish its training first") from error
-    chosen = run_files.read_record(folder / _NOTE, {"steps": list}) or {"steps": []}
-    chosen.pop("tree", None)
-    return TrainResult(folder, chosen.pop("steps"), chosen, scores)
+    scores = scores_of(folder).read()
+    if not scores:
+        raise ConfigError(f"{folder} has no scores.json: finish its training first")
+    validation = weights_of(folder).read(steps=list)
+    validation.pop("tree", None)
+    return TrainResult(folder, validation.pop("steps", []), validation, scores)
 
 
 def in_int8(loaded: _Loaded) -> _Loaded:

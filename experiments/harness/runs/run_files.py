@@ -13,29 +13,55 @@ from jaxformer.errors import ConfigError, DataError
 REMEDY = "put the run's own file back, or use another --name"
 
 
-def write_record(path: Path, content: dict[str, Any]) -> None:
-    """Writes `content`, which is JSON, and its CRC-32, which `read_record` checks."""
-    text = json.dumps(content | {"crc32": _sum(content)}, indent=2)
-    storage.write(path, (text + "\n").encode())
+class Record:
+    """A JSON object that a run keeps in a file, written whole and with its CRC-32.
 
-
-def read_record(path: Path, fields: dict[str, type], remedy: str = REMEDY) -> dict[str, Any] | None:
-    """The content of `path`, which has `fields` of these types; None where there is no file.
-
-    A record without a checksum is accepted. Raises `DataError`, with the `remedy`, for a file that
-    is no record or has been changed.
+    A file without a checksum is accepted. `remedy` says what to do about a damaged one.
     """
-    if not path.exists():
-        return None
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        intact = content.pop("crc32", None) in (None, _sum(content))
-        intact = intact and all(isinstance(content[name], kind) for name, kind in fields.items())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        intact = False
-    if not intact:
-        raise DataError(f"{path} is damaged: {remedy}")
-    return content
+
+    def __init__(self, path: Path, remedy: str = REMEDY):
+        self.path = path
+        self._remedy = remedy
+
+    def read(self, **fields: type) -> dict[str, Any]:
+        """The content, which has `fields` of these types; empty where there is no file.
+
+        Raises `DataError` for a file that is no record or has been changed.
+        """
+        if not self.path.exists():
+            return {}
+        try:
+            content = json.loads(self.path.read_text(encoding="utf-8"))
+            intact = content.pop("crc32", None) in (None, _sum(content))
+            intact = intact and all(isinstance(content[x], kind) for x, kind in fields.items())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            intact = False
+        if not intact:
+            raise DataError(f"{self.path} is damaged: {self._remedy}")
+        return content
+
+    def read_if_intact(self) -> dict[str, Any]:
+        """The content; empty where the file is missing or damaged."""
+        try:
+            return self.read()
+        except DataError:
+            return {}
+
+    def write(self, content: dict[str, Any]) -> None:
+        """Replaces the content."""
+        write_json(self.path, content | {"crc32": _sum(content)})
+
+    def update(self, **facts: Any) -> None:
+        """Adds `facts` to the content."""
+        self.write(self.read() | facts)
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes `content` to `path` so that a crash leaves either the old file or the new one.
+
+    For settings, which a person may edit; anything else that a run keeps is a `Record`.
+    """
+    storage.write(path, (json.dumps(content, indent=2) + "\n").encode())
 
 
 def digest(path: Path) -> str:

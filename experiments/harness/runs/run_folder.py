@@ -11,7 +11,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -19,8 +19,9 @@ import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.runs import distributed
+from experiments.harness.runs import distributed, run_files
 from experiments.harness.runs.loggers import EventFile, Loggers
+from experiments.harness.runs.run_files import Record
 from jaxformer import optional_dependencies, storage
 from jaxformer.config import check_trusted, from_plain, is_import_name, record_trusted, to_plain
 from jaxformer.distributed import agreed, assert_processes_agree
@@ -66,8 +67,8 @@ def _record(folder: Path, settings: Any, may_differ: Iterable[str]) -> None:
             config_files.read_object(folder / "config.json"), settings, folder, may_differ
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_environment(folder / "env.json")
-    write_json(folder / "config.json", settings)
+    _write_environment(folder)
+    run_files.write_json(folder / "config.json", settings)
 
 
 def _check_shared(folder: Path) -> None:
@@ -140,11 +141,6 @@ def refuse_differences(
         )
 
 
-def write_json(path: Path, value: Mapping[str, Any], *, sort_keys: bool = True) -> None:
-    """Writes `value` to `path` so that a crash leaves either the old file or the new one."""
-    storage.write(path, (json.dumps(value, indent=2, sort_keys=sort_keys) + "\n").encode())
-
-
 class Run:
     """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
 
@@ -206,10 +202,9 @@ class Run:
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
-        path = self.folder / "env.json"
         with self.surviving("env.json"):
             if self._writes:
-                write_json(path, config_files.read_object(path) | facts)
+                environment_of(self.folder).update(**facts)
 
     def resume(self, step: int, without: str | None = None) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
@@ -300,16 +295,22 @@ class Run:
         self._events = None
 
 
-def _write_environment(path: Path) -> None:
+def environment_of(folder: Path) -> Record:
+    """The record of versions, devices and command of the starts of a run."""
+    return Record(folder / "env.json", "remove it: only history is lost")
+
+
+def _write_environment(folder: Path) -> None:
     """Writes versions, devices and command of this start, and keeps those of earlier ones.
 
     The start before this one gets its `seconds`, until the last line that it logged.
     """
-    earlier = []
-    if path.exists():
-        before = config_files.read_object(path)
-        earlier = [*_earlier(before, path), before | _seconds(before, path)]
-    write_json(path, {**_environment(), "earlier": earlier})
+    record = environment_of(folder)
+    before = record.read(earlier=list)
+    earlier = before.pop("earlier", [])
+    if before:
+        earlier = [*earlier, before | _seconds(before, folder)]
+    record.write({**_environment(), "earlier": earlier})
 
 
 def now() -> str:
@@ -317,23 +318,14 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
 
 
-def _seconds(before: dict, path: Path) -> dict[str, float]:
+def _seconds(before: dict, folder: Path) -> dict[str, float]:
     """The length of the start `before`, where its time and a line of metrics are there."""
+    started = datetime.datetime.fromisoformat(before["time"]).timestamp()
     try:
-        started = datetime.datetime.fromisoformat(before["time"]).timestamp()
-        ended = storage.modified(path.with_name("metrics.jsonl"))
-    except (LookupError, TypeError, ValueError, OverflowError, FileNotFoundError):
-        return {}  # a damaged time costs this number, and not the run
+        ended = storage.modified(folder / "metrics.jsonl")
+    except FileNotFoundError:
+        return {}
     return {"seconds": max(0.0, round(ended - started))}
-
-
-def _earlier(before: dict, path: Path) -> list:
-    earlier = before.pop("earlier", [])
-    if not isinstance(earlier, list):
-        raise ConfigError(
-            f"{path} is damaged: earlier is not a list. Remove it: only history is lost"
-        )
-    return earlier
 
 
 def _environment() -> dict:

@@ -20,6 +20,7 @@ from typing import Any
 
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, run_files
+from experiments.harness.runs.run_files import Record
 from jaxformer import __version__, storage
 from jaxformer.errors import DataError
 from jaxformer.text.data import Tokens, open_tokens
@@ -57,12 +58,12 @@ class TextCache:
         """The JSON that `make` returns; it is called once for all that equals `made_from`."""
         if self._records is None:
             return make()
-        path = self._records / f"{_key(made_from)}.json"
-        content = _read_record(path, {})
-        if content is None:
+        record = Record(self._records / f"{_key(made_from)}.json")
+        content = record.read_if_intact()
+        if not content:
             content = make()
-            path.parent.mkdir(parents=True, exist_ok=True)
-            run_files.write_record(path, content)
+            record.path.parent.mkdir(parents=True, exist_ok=True)
+            record.write(content)
         return content
 
     def fill(self, folder: Path, made_from: Any, make: Callable[[Path], None]) -> None:
@@ -98,9 +99,9 @@ class TextCache:
         """Whether `entry` is there with all its files, none of them damaged."""
         if not entry.exists():
             return False
-        manifest = _read_record(entry / "manifest.json", {"files": dict}) or {"files": {"": ""}}
         with contextlib.suppress(DataError, FileNotFoundError):
-            if all(self.digest(entry / x) == digest for x, digest in manifest["files"].items()):
+            files = Record(entry / "manifest.json").read(files=dict).get("files", {"": ""})
+            if all(self.digest(entry / x) == digest for x, digest in files.items()):
                 return True
         display.say(f"{entry} is damaged: it is made again")
         return False
@@ -119,7 +120,7 @@ class TextCache:
             for path in local.glob("*.parts"):
                 shutil.rmtree(path)
             files = {path.name: self.digest(path) for path in local.iterdir()}
-        run_files.write_record(unfinished / "manifest.json", {"files": files})  # the last file
+        Record(unfinished / "manifest.json").write({"files": files})  # the last file
         if not in_bucket:
             unfinished.rename(entry)
 
@@ -150,14 +151,6 @@ def _key(made_from: Any) -> str:
     versions = [__version__, importlib.metadata.version("tokenizers")]
     text = json.dumps([versions, made_from], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def _read_record(path: Path, fields: dict[str, type]) -> dict[str, Any] | None:
-    """The content that `write_record` wrote; None where the file is absent or damaged."""
-    try:
-        return run_files.read_record(path, fields)
-    except DataError:
-        return None
 
 
 def _link_or_copy(path: Path, target: Path) -> None:

@@ -4,7 +4,6 @@ Before a run's first step on a kind of device, what was selected for it is compu
 The result is recorded and remembered for later runs; a difference is printed.
 """
 
-import json
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -22,7 +21,8 @@ from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from jaxformer import __version__, storage
+from experiments.harness.runs.run_files import Record
+from jaxformer import __version__
 from jaxformer.ops.attention import (
     ATTENTION_FNS,
     AttentionSpec,
@@ -335,18 +335,13 @@ class _Known:
 
     def __init__(self) -> None:
         folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-        self._path = Path(folder) / "device_check.json" if folder else None
+        self._record = Record(Path(folder) / "device_check.json") if folder else None
 
     def read(self) -> dict[str, str]:
-        if self._path is None or not self._path.exists():
-            return {}
-        try:
-            return dict(json.loads(self._path.read_text(encoding="utf-8")))
-        except ValueError:
-            return {}  # a damaged file costs a comparison
+        return self._record.read_if_intact() if self._record else {}  # damage costs a comparison
 
     def write(self, key: str, failure: str) -> None:
-        if self._path is None or not distributed.is_first() or key in self.read():
+        if self._record is None or not distributed.is_first() or key in self.read():
             return
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        storage.write(self._path, json.dumps(self.read() | {key: failure}, indent=1).encode())
+        self._record.path.parent.mkdir(parents=True, exist_ok=True)
+        self._record.write(self.read() | {key: failure})

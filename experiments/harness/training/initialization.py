@@ -14,6 +14,7 @@ from jax.tree_util import Partial
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_files import Record
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import Task
@@ -30,9 +31,6 @@ from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState
 
 C = TypeVar("C")
-
-NOTE = "parent.json"
-"""The file of a run that says which weights of which run it started from."""
 
 
 class Parent(NamedTuple):
@@ -85,7 +83,12 @@ def with_parent(config: C, experiment: str) -> C:
 
 def is_begun(folder: Path) -> bool:
     """Whether the run in `folder` started from another run."""
-    return (folder / NOTE).exists()
+    return parent_record(folder).path.exists()
+
+
+def parent_record(folder: Path) -> Record:
+    """The record of the run or folder that the run in `folder` started from."""
+    return Record(folder / "parent.json")
 
 
 def refuse_parent(option: str, name: str) -> NoReturn:
@@ -118,7 +121,7 @@ def _begun(run: OpenRun, read: Callable[[Strategy], Any], state: TrainState) -> 
     with display.phase(f"reading {source}"):
         params = read(run.devices)
     if distributed.is_first():
-        run_folder.write_json(run.folder / NOTE, {"how": "init_from", "run": source, "steps": []})
+        parent_record(run.folder).write({"how": "init_from", "run": source, "steps": []})
     if params is None:
         return state
     make = Partial(partial(jax.tree.map, partial(jnp.array, dtype=jnp.float32)), params)
@@ -147,8 +150,8 @@ def take_over(run: OpenRun, model: Any, state: TrainState, fingerprint: str) -> 
     numbers = ", ".join(map(str, steps))
     display.say(f"{option.replace('_', ' ')} {parent.folder}, step {numbers}")
     if distributed.is_first():
-        note = {"how": option, "run": str(parent.folder), "steps": steps}
-        run_folder.write_json(run.folder / NOTE, note)
+        record = {"how": option, "run": str(parent.folder), "steps": steps}
+        parent_record(run.folder).write(record)
     return state
 
 

@@ -61,7 +61,7 @@ class OpenRun:
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         """Writes scores.json, which ends a training; of several processes the first does."""
         if distributed.is_first():
-            run_folder.write_json(self.folder / "scores.json", scores, sort_keys=False)
+            checkpoint_selection.scores_of(self.folder).write(dict(scores))
             self.log.add_environment(finished=run_folder.now())
 
 

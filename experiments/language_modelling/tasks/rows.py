@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from experiments.harness.runs import run_files
+from experiments.harness.runs.run_files import Record
 from experiments.harness.training import build
 from experiments.harness.training.rows import LabelledBatch
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
@@ -48,7 +48,7 @@ def backbone(config: FinetuneConfig) -> nn.Module:
 
 def write_facts(folder: Path, facts: Any) -> None:
     """Keeps the labels in the run's `folder`, which a command that loads it reads."""
-    run_files.write_record(folder / FACTS, {"labels": list(facts)})
+    Record(folder / FACTS).write({"labels": list(facts)})
 
 
 def inputs(batch: LabelledBatch) -> tuple[Any, ...]:
