@@ -2,40 +2,44 @@
 
 import re
 from hashlib import sha256
-from itertools import chain
 
 import numpy as np
 import pytest
 
-from experiments.translation.grammar import (
-    Pair,
-    is_held_out,
-    make_corpus,
-    sample_pair,
-    sampling,
-)
-from experiments.translation.grammar import lexicon as lex
+from experiments.translation.grammar import is_held_out, make_corpus, sample_pair, sampling
 from experiments.translation.grammar.english import english_number
-from experiments.translation.grammar.german import german_number, present
-
-
-@pytest.fixture(scope="module")
-def sample() -> list[Pair]:
-    rng = np.random.default_rng(5)
-    return [sample_pair(rng) for _ in range(7_001)]
-
+from experiments.translation.grammar.german import german_number
 
 NUMBERS = {
-    0: ("zero", "null"),
     1: ("one", "eins"),
-    12: ("twelve", "zwölf"),
     16: ("sixteen", "sechzehn"),
-    30: ("thirty", "dreißig"),
     77: ("seventy-seven", "siebenundsiebzig"),
     101: ("one hundred one", "hunderteins"),
     730: ("seven hundred thirty", "siebenhundertdreißig"),
-    999: ("nine hundred ninety-nine", "neunhundertneunundneunzig"),
 }
+READ = """Our happy boy showed him a green hat.
+Unser glücklicher Junge hat ihm einen grünen Hut gezeigt.
+The small woman could give my man my new shirt.
+Die kleine Frau konnte meinem Mann mein neues Hemd geben.
+Why do you give the sisters every ship on Monday?
+Warum gibst du den Schwestern am Montag jedes Schiff?
+A happy girl has run to this house.
+Ein glückliches Mädchen ist zu diesem Haus gelaufen.
+Mothers know that a bicycle arrives.
+Mütter wissen, dass ein Fahrrad ankommt.
+This old girl did not get up on Thursday.
+Dieses alte Mädchen ist am Donnerstag nicht aufgestanden.
+The children who did not buy milk cry on Saturday.
+Die Kinder, die keine Milch gekauft haben, weinen am Samstag.
+Our girl hopes that he thanked the big student.
+Unser Mädchen hofft, dass er dem großen Studenten gedankt hat.
+Although three friends have laughed at uncles, the sisters laughed with them.
+Obwohl drei Freunde über Onkel gelacht haben, haben die Schwestern mit ihnen gelacht.
+She invites them today.
+Sie lädt sie heute ein.
+Her cup costs four euros.
+Ihre Tasse kostet vier Euro."""
+"""English, and what a speaker of both languages has read: cases, tenses, order, prefixes."""
 
 
 def test_a_number_is_spelled_as_in_school_and_no_two_share_a_word():
@@ -43,29 +47,19 @@ def test_a_number_is_spelled_as_in_school_and_no_two_share_a_word():
         assert (english_number(number), german_number(number)) == words
     for spelled in (english_number, german_number):
         assert len({spelled(n) for n in range(1000)}) == 1000
-        for number in (-1, 1000):
-            with pytest.raises(ValueError, match=f"0 to 999, not for {number}"):
-                spelled(number)
+        with pytest.raises(ValueError, match="0 to 999, not for 1000"):
+            spelled(1000)
 
 
-def test_the_lexicon_spells_its_forms_apart_and_its_tables_agree():
-    forms = [form for noun in lex.NOUNS for form in noun[:2] if form]
-    assert len(set(forms)) == len(forms)
-    assert {noun.gender for noun in lex.NOUNS} == set("mfn")
-    assert all(noun.german[0].isupper() for noun in lex.NOUNS)
-    verbs = [*chain(*lex.VERBS.values())]
-    assert all(verb.english != verb.past or verb.frame == "price" for verb in verbs)
-    entries = [adjective.kinds for adjective in lex.ADJECTIVES]
-    entries += [verb.subjects + verb.objects for verb in verbs]
-    assert set(chain(*entries)) == {noun.kind for noun in lex.NOUNS}
-    assert set(lex.VERBS) - set(lex.FRAME_WEIGHTS) == {"clausal", "interrogative"}
-    assert set(lex.FRAME_WEIGHTS) <= set(lex.VERBS)
-
-
-def test_an_english_sentence_has_one_translation(sample):
-    translations: dict[str, str] = {}
-    for source, target in sample:
+def test_a_sentence_is_clean_text_of_4_to_16_words_with_one_translation():
+    rng, translations = np.random.default_rng(5), {}
+    letters = re.compile(r"[A-ZÄÖÜ][A-Za-zÄÖÜäöüß,-]*( [A-Za-zÄÖÜäöüß-]+,?)*[.?]")
+    for source, target in (sample_pair(rng) for _ in range(7_001)):
         assert translations.setdefault(source, target) == target
+        assert 4 <= len(source.split(" ")) <= 16 and source[-1] == target[-1]
+        assert letters.fullmatch(source) and letters.fullmatch(target), (source, target)
+    lines = READ.splitlines()
+    assert [translations[source] for source in lines[::2]] == lines[1::2]
 
 
 def test_a_narrow_vocabulary_betrays_no_second_translation_either(monkeypatch):
@@ -82,26 +76,6 @@ def test_a_narrow_vocabulary_betrays_no_second_translation_either(monkeypatch):
         for source, target in (sample_pair(rng) for _ in range(1000)):
             assert translations.setdefault(source, target) == target
         assert len(translations) < 950
-
-
-def test_sentences_are_clean_text_of_4_to_16_words(sample):
-    letters = re.compile(r"[A-ZÄÖÜ][A-Za-zÄÖÜäöüß,-]*( [A-Za-zÄÖÜäöüß-]+,?)*[.?]")
-    for pair in sample:
-        assert 4 <= len(pair.source.split(" ")) <= 16
-        assert letters.fullmatch(pair.source) and letters.fullmatch(pair.target), pair
-        assert pair.source[-1] == pair.target[-1]
-
-
-def test_a_subordinate_clause_ends_with_its_verb_after_a_comma(sample):
-    conjunction = re.compile(r"[^,] (weil|dass|obwohl|wenn|ob) ")
-    verbs = [*chain(*lex.VERBS.values())]
-    finite = {verb.prefix + present(verb, person) for verb in verbs for person in range(5)}
-    finite |= set(chain.from_iterable(modal.german for modal in lex.MODALS.values()))
-    finite |= set("war warst waren hatte hattest hatten".split())
-    for _, target in sample:
-        assert not conjunction.search(target), target
-        clause = re.search(r"\b(weil|dass|obwohl|ob) ([^,.]+)[,.]", target)
-        assert clause is None or clause[2].split()[-1] in finite, target
 
 
 def test_a_seed_gives_the_corpus_that_it_always_gave():
