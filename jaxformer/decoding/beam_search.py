@@ -1,19 +1,20 @@
 """Beam search (Vaswani et al. 2017, section 6.1; Wu et al. 2016, section 7)."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxformer.decoding.hypotheses import (
     AnyArray,
+    DecodeState,
     Hypotheses,
+    Rules,
     Step,
     advance_until,
     append_tokens,
@@ -25,6 +26,7 @@ from jaxformer.decoding.hypotheses import (
     is_among,
     largest,
     row_values,
+    without_values,
 )
 from jaxformer.decoding.logits_processors import (
     LogitsProcessor,
@@ -37,9 +39,6 @@ from jaxformer.decoding.logits_processors import (
 )
 from jaxformer.decoding.settings import SearchConfig
 from jaxformer.ops.top_k import top_k
-
-VALUES = ("length_penalty", "min_new_tokens", "repetition_penalty")
-"""The fields of `SearchConfig` that each sentence of a batch may have its own values of."""
 
 
 def length_penalty(
@@ -103,32 +102,16 @@ def beam_search(
     return beam_more(step, state, size).finished
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """Static arguments."""
-
-    config: SearchConfig  # without VALUES
-    logits_processors: tuple[LogitsProcessor, ...]
-
-
-class BeamState(struct.PyTreeNode):
+class BeamState(DecodeState):
     """B sentences in the middle of their search: `begin_beams` makes it, `beam_more` goes on.
 
-    `values` are the sentences' own settings, by the name of the field (`VALUES`). `lengths` says
-    how many tokens are written, at most `limits`. `live` are the unfinished hypotheses, unordered,
-    with log-probabilities as scores; `finished` is the result.
+    `live` are the unfinished hypotheses, unordered, with log-probabilities as scores; `finished` is
+    the result.
     """
 
-    cache: Any
-    values: Mapping[str, Shaped[AnyArray, " B"]]
-    limits: Int[Array, " B"]
-    lengths: Int[Array, " B"]
-    stopped: Bool[Array, " B"]
     bos: Int[Array, "B W"]
-    last: Int[Array, "B W"]
     live: Hypotheses
     finished: Hypotheses
-    rules: Any = struct.field(pytree_node=False)
 
 
 def begin_beams(
@@ -142,18 +125,17 @@ def begin_beams(
 ) -> BeamState:
     """The state of `beam_search` before its first token; its arguments are those of `beam_search`.
 
-    `values` are the sentences' own settings, by the name of the field (`VALUES`); None: those of
-    `config`. States of one program differ in them, and have equal other settings.
+    `values` are the sentences' own settings, by the name of the field (`VALUES` of `config`); None:
+    those of `config`. States of one program differ in them, and have equal other settings.
     """
     batch, size, width = len(bos), _size(bos, max_new_tokens, config), config.beam_size
     none = empty_hypotheses(batch, width, size)
     first = jnp.broadcast_to(jnp.asarray(bos, jnp.int32)[:, None], (batch, width))
     limits = jnp.minimum(jnp.asarray(max_new_tokens, jnp.int32), size)
-    defaults = {name: getattr(SearchConfig, name) for name in VALUES}
-    config_values = row_values(config, VALUES, batch)
+    shared = replace(without_values(config), max_new_tokens=None)
     return BeamState(
         cache=cache,
-        values=config_values if values is None else dict(values),
+        values=row_values(config, batch) if values is None else dict(values),
         limits=limits,
         lengths=jnp.zeros_like(limits),
         stopped=limits < 1,
@@ -161,7 +143,7 @@ def begin_beams(
         last=first,
         live=none._replace(scores=none.scores.at[:, 0].set(0.0)),
         finished=none,
-        rules=_Rules(replace(config, max_new_tokens=None, **defaults), tuple(logits_processors)),
+        rules=Rules(shared, config.eos, tuple(logits_processors)),
     )
 
 

@@ -1,14 +1,20 @@
 """Shared by beam search and sampling: the step function and the growing hypotheses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
+from jaxformer.decoding.logits_processors import LogitsProcessor
+from jaxformer.decoding.settings import LogitsConfig
+
 State = TypeVar("State", bound=Any)
+Config = TypeVar("Config", bound=LogitsConfig)
 AnyArray = Array | np.ndarray
 Step = Callable[[Int[Array, "B W"], Any], tuple[Float[Array, "B W V"], Any]]
 """step(tokens [B, W], cache) -> (logits [B, W, V], cache), with W hypotheses per sentence."""
@@ -96,16 +102,45 @@ def largest(values: Int[AnyArray, " B"]) -> int:
     return int(np.asarray(values).max(initial=0))
 
 
-def row_values(
-    config: Any, names: Sequence[str], batch: int
-) -> dict[str, Shaped[np.ndarray, " B"]]:
-    """The fields `names` of `config` as one number per sentence."""
+def row_values(config: LogitsConfig, batch: int) -> dict[str, Shaped[np.ndarray, " B"]]:
+    """The fields `VALUES` of `config` as one number per sentence."""
 
     def column(name: str) -> Shaped[np.ndarray, " B"]:
         is_float = isinstance(getattr(type(config), name), float)  # its default
         return np.full(batch, getattr(config, name), np.float32 if is_float else np.int32)
 
-    return {name: column(name) for name in names}
+    return {name: column(name) for name in config.VALUES}
+
+
+def without_values(config: Config) -> Config:
+    """`config` with the defaults of its fields `VALUES`, of which a program does not depend."""
+    return replace(config, **{name: getattr(type(config), name) for name in config.VALUES})
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Static arguments of a search: its settings without their `VALUES`, and functions."""
+
+    config: Any
+    eos: tuple[int, ...]
+    logits_processors: tuple[LogitsProcessor, ...]
+    sampler: Any = None
+
+
+class DecodeState(struct.PyTreeNode):
+    """B sentences that are being decoded.
+
+    `values` are the sentences' own settings, by the name of the field (`VALUES`). `lengths` says
+    how many tokens are written; `limits` are the most new ones. `last` are those of the last step.
+    """
+
+    cache: Any
+    values: Mapping[str, Shaped[AnyArray, " B"]]
+    limits: Int[Array, " B"]
+    lengths: Int[Array, " B"]
+    stopped: Bool[Array, " B"]
+    last: Int[Array, "B ..."]
+    rules: Rules = struct.field(pytree_node=False)
 
 
 def advance_until(

@@ -1,18 +1,18 @@
 """Sampling: one continuation per text, each token drawn from the step's logits."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax.core import Tracer
-from jaxtyping import Array, Bool, Float, Int, Key, Shaped, UInt32
+from jaxtyping import Array, Float, Int, Key, Shaped, UInt32
 
 from jaxformer.decoding.hypotheses import (
     AnyArray,
+    DecodeState,
     Hypotheses,
+    Rules,
     Step,
     advance_until,
     check_batch,
@@ -21,6 +21,7 @@ from jaxformer.decoding.hypotheses import (
     is_among,
     largest,
     row_values,
+    without_values,
 )
 from jaxformer.decoding.logits_processors import (
     LogitsProcessor,
@@ -36,9 +37,6 @@ from jaxformer.ops.top_k import top_k
 
 Sampler = Callable[[Float[Array, " V"], Key[Array, ""]], Int[Array, ""]]
 """sampler(logits [V], rng) -> the token, int32."""
-
-VALUES = ("temperature", "top_k", "top_p", "min_p", "min_new_tokens", "repetition_penalty")
-"""The fields of `SamplingConfig` that each text of a batch may have its own values of."""
 
 # With a larger top_k, or top_p alone, the whole vocabulary is sorted.
 _FEW = 64
@@ -62,37 +60,19 @@ class Prompts(NamedTuple):
     """The number of these tokens that earlier calls have added; they count in `max_new_tokens`."""
 
 
-@dataclass(frozen=True)
-class _Rules:
-    """Static arguments."""
-
-    config: SamplingConfig  # without VALUES
-    eos: tuple[int, ...]
-    sampler: Sampler | None
-    logits_processors: tuple[LogitsProcessor, ...]
-
-
-class SampleState(struct.PyTreeNode):
+class SampleState(DecodeState):
     """B texts in the middle of being sampled: `begin_sampling` makes it, `sample_more` goes on.
 
-    `values` are the texts' own settings, by the name of the field (`VALUES`). `history` [B, P + L]
-    holds the tokens of each text, `lengths` says how many of them are written; `prompt_lengths` of
-    them are the prompt's, and those from `starts` on are new. `limits` are the most tokens of each
-    continuation. `log_probs` [B, L] are those of the new tokens.
+    `history` [B, P + L] holds the tokens of each text, of which `lengths` are written;
+    `prompt_lengths` of them are the prompt's, and those from `starts` on are new. `log_probs`
+    [B, L] are those of the new tokens.
     """
 
-    cache: Any
     seeds: UInt32[Array, "B 2"]
-    values: Mapping[str, Shaped[AnyArray, " B"]]
-    limits: Int[Array, " B"]
     prompt_lengths: Int[Array, " B"]
     starts: Int[Array, " B"]
-    lengths: Int[Array, " B"]
-    stopped: Bool[Array, " B"]
-    last: Int[Array, " B"]
     history: Int[Array, "B P+L"]
     log_probs: Float[Array, "B L"]
-    rules: Any = struct.field(pytree_node=False)
 
     def hypotheses(self) -> Hypotheses:
         """The new tokens of each text (W = 1)."""
@@ -157,11 +137,11 @@ def begin_sampling(
 ) -> SampleState:
     """The state of `sample` before its first token; its arguments are those of `sample`.
 
-    `values` are the texts' own settings, by the name of the field (`VALUES`); None: those of
-    `config`. States of one program differ in them, and have equal other settings.
+    `values` are the texts' own settings, by the name of the field (`VALUES` of `config`); None:
+    those of `config`. States of one program differ in them, and have equal other settings.
     """
     batch, size = _check_prompts(prompts), config.max_new_tokens
-    values = row_values(config, VALUES, batch) if values is None else dict(values)
+    values = row_values(config, batch) if values is None else dict(values)
     history, lengths = prompts.history, prompts.history_lengths
     history = prompts.last_tokens[:, None] if history is None else history
     if lengths is None:
@@ -175,7 +155,6 @@ def begin_sampling(
     words = jax.random.key_data(rng).reshape(-1)[:2]
     rng = jax.random.wrap_key_data(words, impl="threefry2x32")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.asarray(prompts.example_ids))
-    defaults = {name: getattr(SamplingConfig, name) for name in VALUES}
     return SampleState(
         cache=cache,
         seeds=jax.random.key_data(keys),
@@ -188,7 +167,7 @@ def begin_sampling(
         last=last,
         history=jnp.pad(jnp.asarray(history, jnp.int32), ((0, 0), (0, size))),
         log_probs=jnp.zeros((batch, size), jnp.float32),
-        rules=_Rules(replace(config, **defaults), tuple(eos), sampler, tuple(logits_processors)),
+        rules=Rules(without_values(config), tuple(eos), tuple(logits_processors), sampler),
     )
 
 
@@ -267,7 +246,7 @@ def make_sampler(config: SamplingConfig) -> Sampler:
     >>> int(sampler(logits, jax.random.key(0)))  # 0.5 / (0.5 + 0.4) is more than top_p
     0
     """
-    values = row_values(config, VALUES, 1)
+    values = row_values(config, 1)
 
     def sampler(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
         words = jax.random.key_data(rng).reshape(1, -1)[:, :2]

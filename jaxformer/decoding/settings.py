@@ -4,7 +4,7 @@ Each raises `ConfigError` for a value of another type or out of range.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from jaxformer.config import Checked, Count, Natural, NonNegative, Positive, Range, Seed
 from jaxformer.errors import ConfigError
@@ -12,7 +12,10 @@ from jaxformer.errors import ConfigError
 
 @dataclass(frozen=True, kw_only=True)
 class LogitsConfig(Checked):
-    """Changes of the logits that search and sampling share (`make_processors`)."""
+    """Changes of the logits that search and sampling share (`make_constraints`)."""
+
+    VALUES: ClassVar[tuple[str, ...]] = ("min_new_tokens", "repetition_penalty")
+    """The fields that each sentence of a batch may have its own values of."""
 
     min_new_tokens: Natural = 0
     """The fewest tokens before EOS."""
@@ -41,6 +44,8 @@ class SearchConfig(LogitsConfig):
         ...
     jaxformer.errors.ConfigError: beam_size=0, but it must be at least 1
     """
+
+    VALUES = ("length_penalty", *LogitsConfig.VALUES)
 
     beam_size: Count = 4
     """Hypotheses per sentence; 1 is greedy search."""
@@ -109,6 +114,8 @@ class SamplingConfig(LogitsConfig):
     >>> jf.SamplingConfig(max_new_tokens=50, temperature=0.8, top_k=40).top_p  # all of the 40
     1.0
     """
+
+    VALUES = ("temperature", "top_k", "top_p", "min_p", *LogitsConfig.VALUES)
 
     temperature: NonNegative = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""

@@ -3,8 +3,7 @@
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
 import jax
 import numpy as np
@@ -17,10 +16,18 @@ from jaxformer.distributed import strategy_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.pretrained.loaded import Loaded
+from jaxformer.pretrained.loaded import Loaded, Setting
 from jaxformer.text.tokenizers import PAD, Template, Tokenizer
 
 Texts = Iterable[str]
+Prompt = str | Sequence[int]
+"""A text, or the ids of one, such as a chat template's with its special tokens."""
+Prompts = Iterable[Prompt]
+No = Literal[False]
+Yes = Literal[True]
+
+Plain = TypeVar("Plain")
+Detailed = TypeVar("Detailed")
 
 BATCH_SIZE = 64
 """The most texts in a batch."""
@@ -34,6 +41,34 @@ _PIPELINES: dict[type, str] = {
     EncoderOnly: "embed",
     MaskedLanguageModel: "fill_mask or embed",
 }
+
+
+class OneOrMany(Protocol[Plain, Detailed]):
+    """The types of a pipeline: the result of one text or a list of those of several texts."""
+
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, loaded: Loaded, texts: str, /, *args: Setting, details: No = ..., **changes: Any
+    ) -> Plain: ...
+    @overload
+    def __call__(
+        self, loaded: Loaded, texts: Prompts, /, *args: Setting, details: No = ..., **changes: Any
+    ) -> list[Plain]: ...
+    @overload
+    def __call__(  # type: ignore[overload-overlap]
+        self, loaded: Loaded, texts: str, /, *args: Setting, details: Yes, **changes: Any
+    ) -> Detailed: ...
+    @overload
+    def __call__(
+        self, loaded: Loaded, texts: Prompts, /, *args: Setting, details: Yes, **changes: Any
+    ) -> list[Detailed]: ...
+
+
+def one_or_many(
+    plain: type[Plain], detailed: type[Detailed]
+) -> Callable[[Callable[..., Any]], OneOrMany[Plain, Detailed]]:
+    """Declares the types of a pipeline's results, `plain` and with `details`."""
+    return lambda function: cast(Any, function)
 
 
 def unwrapped(model: Any) -> Any:
@@ -189,29 +224,39 @@ def bos_eos(tokenizer: Tokenizer) -> Template:
     return Template(first, last)
 
 
-def compile_for(
-    params: Any, jitted: Any, model: nn.Module, *arrays: Any, **static: Any
+def compile_piece(
+    model: Any, params: Any, jitted: Any, *arrays: Any, **static: Any
 ) -> Callable[..., Any]:
-    """`jitted(model, params, *arrays, **static)` compiled for the devices that have `params`.
+    """`jitted(model, params, *arrays, **static)` as a function of `arrays`.
 
-    Returns a function of arrays of these shapes, which every process gives whole; the mesh axis
-    data divides their rows. Its results are numpy arrays, perhaps with more rows at their ends.
+    For one device it is compiled here, under the caller's settings of JAX, which threads do not
+    share.
     """
     devices = strategy_of(params)
-    divide = partial(devices.divide, axes=("data",))
-    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]  # there is nothing to compile
-        return lambda *arrays: devices.gather(jitted(model, params, *divide(arrays), **static))
+    if devices.mesh.size > 1 or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+
+        def run(*arrays: Any) -> Any:
+            with devices.active():
+                return jitted(model, params, *arrays, **static)
+
+        return run
     # Shapes, because arrays remember the mesh of the program that made them: one program for all.
-    shapes = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=_sharding(x)), params
-    )
-    with devices.active():
-        compiled = jitted.lower(model, shapes, *divide(arrays), **static).compile()
-    return lambda *arrays: devices.gather(compiled(params, *divide(arrays)))
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, arrays))
+    with jax.default_device(devices.mesh.devices.flat[0]):
+        compiled = jitted.lower(model, shapes[0], *shapes[1], **static).compile()
+    return lambda *arrays: compiled(params, *arrays)
 
 
-def _sharding(leaf: Any) -> jax.sharding.Sharding | None:
-    return leaf.sharding if isinstance(leaf, jax.Array) else None
+def run_divided(params: Any, jitted: Any, model: nn.Module, *arrays: Any, **static: Any) -> Any:
+    """The results of `jitted(model, params, *arrays, **static)` on the devices that have `params`.
+
+    Every process gives `arrays` whole; the mesh axis data divides their rows. The results are
+    numpy arrays, perhaps with more rows at their ends.
+    """
+    devices = strategy_of(params)
+    divided = devices.divide(arrays, axes=("data",))
+    run = compile_piece(model, params, jitted, *divided, **static)
+    return devices.gather(run(*divided))
 
 
 def make_step_fn(model: nn.Module, params: Any) -> Step:

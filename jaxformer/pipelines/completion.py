@@ -2,14 +2,13 @@
 
 import itertools
 import warnings
-from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxformer.decoding import (
     CompletionOptions,
@@ -19,17 +18,16 @@ from jaxformer.decoding import (
     SamplingConfig,
     sample_more,
 )
-from jaxformer.decoding.hypotheses import row_values
-from jaxformer.decoding.sampling import VALUES
-from jaxformer.distributed import Strategy, strategy_of
+from jaxformer.decoding.hypotheses import row_values, without_values
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
+    Prompt,
     as_given,
     check_id,
     check_inputs,
+    one_or_many,
     pad_right,
     suppressed_ids,
 )
@@ -41,26 +39,14 @@ from jaxformer.pipelines.reading import (
     reading_plan,
     text_size,
 )
-from jaxformer.pipelines.rows import (
-    FOREVER,
-    Search,
-    compile_piece,
-    decode_rows,
-    empty_state,
-    entering_rows,
-    num_rows,
-    prepare,
-    search_more,
-)
+from jaxformer.pipelines.rows import FOREVER, Search, decode_groups, prepare, run_all
 from jaxformer.pretrained.loaded import Loaded
-from jaxformer.runtime import concurrency, concurrently
+from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import Tokenizer
 
 TOKENS_AT_ONCE = 8
 """The number of tokens between two looks at a text, for its pieces and its stop strings."""
 
-Prompt = str | Sequence[int]
-"""A text, or the ids of one, such as a chat template's with its special tokens."""
 _Setting = SamplingConfig | CompletionOptions
 
 
@@ -77,38 +63,7 @@ class Completion(NamedTuple):
     """Whether EOS or a stop string ended it, rather than its length."""
 
 
-@overload
-def complete(  # type: ignore[overload-overlap]
-    loaded: Loaded,
-    prompts: str,
-    *settings: _Setting,
-    details: Literal[False] = ...,
-    **changes: Any,
-) -> str: ...
-@overload
-def complete(
-    loaded: Loaded,
-    prompts: Iterable[Prompt],
-    *settings: _Setting,
-    details: Literal[False] = ...,
-    **changes: Any,
-) -> list[str]: ...
-@overload
-def complete(  # type: ignore[overload-overlap]
-    loaded: Loaded,
-    prompts: str,
-    *settings: _Setting,
-    details: Literal[True],
-    **changes: Any,
-) -> Completion: ...
-@overload
-def complete(
-    loaded: Loaded,
-    prompts: Iterable[Prompt],
-    *settings: _Setting,
-    details: Literal[True],
-    **changes: Any,
-) -> list[Completion]: ...
+@one_or_many(str, Completion)
 def complete(
     loaded: Loaded,
     prompts: str | Iterable[Prompt],
@@ -151,8 +106,7 @@ def complete(
     call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
     step = TOKENS_AT_ONCE if call.options.stop else FOREVER
     programs = concurrency(call.params)
-    jobs = (partial[Any](deque, pieces, 0) for pieces in call.jobs(texts, programs, step))
-    deque(concurrently(jobs, programs), 0)
+    run_all(decode_groups(call.groups(texts), programs, step), programs)
     if any(np.isnan(text.log_probs).any() for text in texts):
         warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=2)
     if not details:
@@ -175,7 +129,8 @@ def stream(
     character. A piece is what up to 8 tokens add. Raises at once what `complete` raises.
     """
     call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
-    pieces = itertools.chain.from_iterable(call.jobs(texts, 1, TOKENS_AT_ONCE))
+    writing = decode_groups(call.groups(texts), 1, TOKENS_AT_ONCE)
+    pieces = itertools.chain.from_iterable(writing)
     return ((text.example_id - first_example_id, piece) for text, piece in pieces if piece)
 
 
@@ -263,65 +218,16 @@ class _Call(NamedTuple):
     eos: tuple[int, ...]
     logits_processors: tuple[LogitsProcessor, ...]
 
-    def jobs(
-        self, texts: list[PartialText], programs: int, tokens_at_once: int
-    ) -> Iterator[Iterator[tuple[PartialText, str]]]:
-        """Iterators that write `texts` to their ends, so that `programs` may run at a time."""
+    def groups(
+        self, texts: list[PartialText]
+    ) -> Iterator[tuple[list[PartialText], Callable[[int], "_Search"]]]:
+        """The texts of each size, and a function that makes the search of some of them."""
         sizes = [text_size(len(text.prompt) + text.max_new_tokens) for text in texts]
         for size in sorted(set(sizes)):
             group = [text for text, other in zip(texts, sizes, strict=True) if other == size]
             # Prompts that enter together are of similar length.
             group.sort(key=lambda text: len(text.prompt))
-            programs = min(programs, len(group))
-            count = -(-len(group) // programs)
-            for number in range(programs):
-                part = group[number::programs]
-                yield decode_rows(self.search(part, count, size), part, _take, tokens_at_once)
-
-    def search(self, texts: list[PartialText], count: int, size: int) -> Search:
-        """The compiled search of `count` texts of at most `size` tokens."""
-        devices, max_len = strategy_of(self.params), self.model.config.max_len
-        room = min(size, max_len)
-        rows = num_rows(count, BATCH_SIZE, devices.mesh.shape["data"])
-        defaults = {name: getattr(SamplingConfig, name) for name in VALUES}
-        static: Any = {
-            "config": replace(self.config, max_new_tokens=size, **defaults),
-            "eos": self.eos,
-            "logits_processors": self.logits_processors,
-        }
-        begin = partial(begin_rows, self.model, rows=rows, cache_length=room, **static)
-        state = empty_state(devices, rows, begin, self.params)
-
-        def inputs(rows: AnyArray, part: Sequence[PartialText]) -> list[tuple[Any, ...]]:
-            """The arguments of `read_prompts` for each part of the contexts."""
-            new, tokens = self.inputs(len(rows), part, size)
-            plan = reading_plan(int(new.context.max()), room)
-            tokens = np.pad(tokens, ((0, 0), (0, max(0, room - tokens.shape[1]))))
-            parts = [(tokens[:, start : start + n], start) for start, n in plan]
-            return [(rows, new, part, np.int32(start) if start else None) for part, start in parts]
-
-        rounds = [self.round(text) for text in texts]
-        counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
-        if slides := [seen for seen, _ in rounds if seen < max_len]:
-            counts = {*range(min(counts), max(slides) + 1)}
-        plans = [reading_plan(count - 1, room) for count in counts]
-        parts = {(width, start > 0) for plan in plans for start, width in plan}
-        some = inputs(np.zeros(entering_rows(rows), np.int32), texts[:1])[0][:2]
-        compiled = partial(compile_piece, self.model, self.params)
-        read = {}
-        for width, later in sorted(parts):
-            part = _zeros(len(some[0]), width), np.int32(0) if later else None
-            read[width, later] = compiled(read_prompts, state, *some, *part, **static)
-        numbers = np.int32(0), np.int32(0)
-        more = compiled(search_more, state, np.ones(rows, bool), *numbers, more=sample_more)
-
-        def enter(state: Any, rows: AnyArray, part: Sequence[PartialText]) -> Any:
-            for arrays in inputs(rows, part):
-                *_, tokens, start = arrays
-                state = read[tokens.shape[1], start is not None](state, *arrays)
-            return state
-
-        return Search(rows, state, enter, more, partial(_written, devices))
+            yield group, partial(_Search, self, group, size)
 
     def round(self, text: PartialText) -> tuple[int, int]:
         """How many tokens `text` sees when it enters, and how many it may then get.
@@ -334,12 +240,48 @@ class _Call(NamedTuple):
         half = max(1, max_len // 2)
         return max(1, max_len - half), half
 
-    def inputs(
-        self, count: int, texts: Sequence[PartialText], size: int
-    ) -> tuple[NewTexts, Int[np.ndarray, "K T"]]:
-        """`texts` in `count` rows, and the tokens before the last one that each of them sees."""
+
+class _Search(Search[PartialText]):
+    """The search of `count` of the `texts`, each of at most `size` tokens."""
+
+    def __init__(self, call: _Call, texts: Sequence[PartialText], size: int, count: int) -> None:
+        max_len = call.model.config.max_len
+        self.call, self.size, self.room = call, size, min(size, max_len)
+        static: Any = {
+            "config": replace(without_values(call.config), max_new_tokens=size),
+            "eos": call.eos,
+            "logits_processors": call.logits_processors,
+        }
+        begin = partial(begin_rows, call.model, cache_length=self.room, **static)
+        super().__init__(call.model, call.params, count, BATCH_SIZE, begin, sample_more)
+        rounds = [call.round(text) for text in texts]
+        counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
+        if slides := [seen for seen, _ in rounds if seen < max_len]:
+            counts = {*range(min(counts), max(slides) + 1)}
+        plans = [reading_plan(count - 1, self.room) for count in counts]
+        rows = np.zeros(self.entering, np.int32)
+        some = rows, self.new_texts(texts[:1])[0]
+        self.parts: dict[tuple[int, bool], Any] = {}  # by the width, and whether others come before
+        for width, later in sorted({(width, start > 0) for plan in plans for start, width in plan}):
+            part = np.zeros((len(rows), width), np.int32), np.int32(0) if later else None
+            self.parts[width, later] = self.compile(read_prompts, *some, *part, **static)
+
+    def enter(
+        self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[PartialText]
+    ) -> SampleState:
+        """Reads the contexts of the texts, part by part."""
+        new, tokens = self.new_texts(texts)
+        tokens = np.pad(tokens, ((0, 0), (0, max(0, self.room - tokens.shape[1]))))
+        for start, width in reading_plan(int(new.context.max()), self.room):
+            part, place = tokens[:, start : start + width], np.int32(start) if start else None
+            state = self.parts[width, start > 0](state, rows, new, part, place)
+        return state
+
+    def new_texts(self, texts: Sequence[PartialText]) -> tuple[NewTexts, Int[np.ndarray, "K T"]]:
+        """`texts` that enter, and the tokens before the last one that each of them sees."""
+        count, call = self.entering, self.call
         texts = [*texts, *[texts[0]] * (count - len(texts))]
-        rounds = [self.round(text) for text in texts]
+        rounds = [call.round(text) for text in texts]
         contexts = [text.context(seen) for text, (seen, _) in zip(texts, rounds, strict=True)]
         wholes = [text.prompt + text.ids for text in texts]
         limits = [
@@ -354,33 +296,27 @@ class _Call(NamedTuple):
             last_tokens=column(ids[-1] for ids in contexts),
             max_new_tokens=column(limits),
             example_ids=column(text.example_id for text in texts),
-            history=pad_right(wholes, count, size),
+            history=pad_right(wholes, count, self.size),
             history_lengths=column(map(len, wholes)),
             written=column(len(text.ids) for text in texts),
         )
-        values, context = row_values(self.config, VALUES, count), column(map(len, contexts)) - 1
-        missing = self.options.min_length - column(len(text.prompt) for text in texts)
+        values, context = row_values(call.config, count), column(map(len, contexts)) - 1
+        missing = call.options.min_length - column(len(text.prompt) for text in texts)
         values["min_new_tokens"] = np.maximum(values["min_new_tokens"], missing)
-        new = NewTexts(prompts, context, values, np.uint32(self.options.seed))
+        new = NewTexts(prompts, context, values, np.uint32(call.options.seed))
         return new, pad_right([ids[:-1] for ids in contexts], count, int(context.max()))
 
+    def results(self, state: SampleState) -> Any:
+        """The numbers of tokens, the tokens and their log-probabilities."""
+        numbers = state.prompt_lengths, state.starts, state.lengths
+        return *numbers, state.history, state.log_probs
 
-def _zeros(*shape: int) -> Int[np.ndarray, "..."]:
-    return np.zeros(shape, np.int32)
-
-
-def _written(devices: Strategy, state: SampleState) -> tuple[Bool[np.ndarray, " R"], Any]:
-    numbers = state.prompt_lengths, state.starts, state.lengths
-    stopped, *rest = devices.gather((state.stopped, *numbers, state.history, state.log_probs))
-    return stopped, tuple(rest)
-
-
-def _take(text: PartialText, row: Any, stopped: bool) -> tuple[PartialText, str]:
-    """Adds the new tokens to `text`; the text that they add."""
-    prompt_length, start, length, history, log_probs = row
-    piece = ""
-    for place in range(prompt_length + len(text.ids), length):
-        if not text.done:
-            text.log_probs.append(float(log_probs[place - start]))
-            piece += text.add(int(history[place]))
-    return text, piece
+    def take(self, text: PartialText, row: Any, stopped: bool) -> tuple[PartialText, str]:
+        """Adds the new tokens to `text`; the text that they add."""
+        prompt_length, start, length, history, log_probs = row
+        piece = ""
+        for place in range(prompt_length + len(text.ids), length):
+            if not text.done:
+                text.log_probs.append(float(log_probs[place - start]))
+                piece += text.add(int(history[place]))
+        return text, piece

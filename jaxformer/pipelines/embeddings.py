@@ -21,9 +21,9 @@ from jaxformer.pipelines.batching import (
     check_inputs,
     check_lengths,
     check_texts,
-    compile_for,
     next_power_of_two,
     pad_with_mask,
+    run_divided,
     unwrapped,
 )
 from jaxformer.pretrained.loaded import Loaded
@@ -129,7 +129,7 @@ def embed(
         batch = next_power_of_two(len(chosen))
         tokens, real = pad_with_mask([rows[i] for i in chosen], batch, size)
         arrays = tokens, real, real & (np.arange(size) >= skipped)
-        vectors, *both = compile_for(params, _vectors, model, *arrays, **static)(*arrays)
+        vectors, *both = run_divided(params, _vectors, model, *arrays, **static)
         for row, i in enumerate(chosen):
             pooled[i] = vectors[row]
             of_tokens[i] = tuple(leaf[row, : len(rows[i])] for leaf in both)

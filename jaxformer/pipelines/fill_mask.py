@@ -1,7 +1,7 @@
 """Predictions of the tokens behind the masks of a text."""
 
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -17,11 +17,12 @@ from jaxformer.pipelines.batching import (
     check_inputs,
     check_lengths,
     check_texts,
-    compile_for,
     group_by_length,
     next_power_of_two,
+    one_or_many,
     pad_right,
     pad_with_mask,
+    run_divided,
 )
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import Tokenizer
@@ -38,22 +39,7 @@ class MaskPrediction(NamedTuple):
     """Its probability."""
 
 
-@overload
-def fill_mask(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *, count: int = ..., details: Literal[False] = ...
-) -> str: ...
-@overload
-def fill_mask(
-    loaded: Loaded, texts: Texts, *, count: int = ..., details: Literal[False] = ...
-) -> list[str]: ...
-@overload
-def fill_mask(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *, count: int = ..., details: Literal[True]
-) -> list[list[MaskPrediction]]: ...
-@overload
-def fill_mask(
-    loaded: Loaded, texts: Texts, *, count: int = ..., details: Literal[True]
-) -> list[list[list[MaskPrediction]]]: ...
+@one_or_many(str, list[list[MaskPrediction]])
 def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bool = False) -> Any:
     """Each text, or the one text, with the text of the most likely token in place of each mask.
 
@@ -97,7 +83,7 @@ def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bo
         most = next_power_of_two(max(len(positions[i]) for i in chosen))
         masked_positions = pad_right([positions[i] for i in chosen], batch, most)
         arrays = tokens, padding_mask, masked_positions
-        probabilities, predicted = compile_for(params, _predict, model, *arrays, **shown)(*arrays)
+        probabilities, predicted = run_divided(params, _predict, model, *arrays, **shown)
         for row, i in enumerate(chosen):
             results[i] = [
                 _predictions(predicted[row, k], probabilities[row, k], tokenizer)

@@ -1,10 +1,10 @@
 """Decoding in the rows of a batch: when a text has ended, the next one takes its row."""
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,12 @@ from jaxformer.distributed.batches import global_array
 from jaxformer.nn.models import DecodingModel
 from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.masks import AnyArray
-from jaxformer.pipelines.batching import make_step_fn
+from jaxformer.pipelines.batching import compile_piece, make_step_fn
+from jaxformer.runtime import concurrently
 from jaxformer.training.parameters import map_with_path
 
 FOREVER = np.iinfo(np.int32).max
 """A number of tokens that no text reaches."""
-
-Piece = Callable[..., Any]
 
 
 class Text(Protocol):
@@ -35,31 +34,97 @@ class Text(Protocol):
 _Text = TypeVar("_Text", bound=Text)
 
 
-@dataclass(frozen=True)
-class Search:
-    """The compiled pieces of a search in R = `rows` rows.
+class Search(Generic[_Text]):
+    """A search in R = `rows` rows of a batch, in compiled pieces; up to `entering` texts enter it
+    together.
 
-    `enter(state, rows [K], texts)` is the state with up to K = `entering` texts in these rows,
-    `more(state, stop [R], n, ended)` that with up to n more tokens of each text, of which those of
-    `stop` get none; it returns when `ended` rows have stopped. `read(state)` gives `stopped` and
-    results, arrays [R, ...] of numpy.
+    `begin(params=params, rows=rows)` is the shape of its state, `more` is `sample_more` or
+    `beam_more`. A search of texts of a kind says how they enter, what is read, and what of it a
+    text takes. The rows are for `count` texts, at most `most`.
     """
 
-    rows: int
-    state: Any
-    enter: Callable[[Any, Int[np.ndarray, " K"], Sequence[Any]], Any]
-    more: Piece
-    read: Callable[[Any], tuple[Any, Any]]
+    def __init__(
+        self,
+        model: DecodingModel,
+        params: Any,
+        count: int,
+        most: int,
+        begin: Callable[..., Any],
+        more: Callable[..., Any],
+    ) -> None:
+        self.model, self.params, self.devices = model, params, strategy_of(params)
+        self.rows: int = num_rows(count, most, self.devices.mesh.shape["data"])
+        self.entering: int = max(1, self.rows // 8)
+        begin = partial(begin, rows=self.rows)
+        self.state: Any = empty_state(self.devices, self.rows, begin, params)
+        numbers = np.int32(0), np.int32(0)
+        self._more = self.compile(search_more, np.ones(self.rows, bool), *numbers, more=more)
 
-    @property
-    def entering(self) -> int:
-        """K."""
-        return entering_rows(self.rows)
+    def compile(self, jitted: Any, *arrays: Any, **static: Any) -> Callable[..., Any]:
+        """The piece `jitted` as a function of the state and `arrays`."""
+        return compile_piece(self.model, self.params, jitted, self.state, *arrays, **static)
+
+    def enter(self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[_Text]) -> Any:
+        """The state with up to K = `entering` texts in these rows."""
+        raise NotImplementedError
+
+    def results(self, state: Any) -> Any:
+        """What the search has found, as arrays [R, ...]."""
+        raise NotImplementedError
+
+    def take(self, text: _Text, row: Any, stopped: bool) -> Any:
+        """Adds a row of the `results` to its text; what it returns is yielded by `decode`."""
+        raise NotImplementedError
+
+    def decode(self, texts: Sequence[_Text], tokens_at_once: int) -> Iterator[Any]:
+        """Decodes `texts` to their ends, at most `tokens_at_once` tokens between two looks at them.
+
+        A text that has stopped before it is done enters again. What a text becomes depends neither
+        on its row nor on the time when it enters.
+        """
+        state, waiting, active = self.state, deque(texts), dict[int, _Text]()
+        while waiting or active:
+            while waiting and len(active) + min(self.entering, len(waiting)) <= self.rows:
+                free = [row for row in range(self.rows) if row not in active]
+                new = [waiting.popleft() for _ in range(min(self.entering, len(waiting)))]
+                # A number that is no row fills up.
+                rows = np.full(self.entering, self.rows, np.int32)
+                rows[: len(new)] = free[: len(new)]
+                state = self.enter(state, rows, new)
+                active.update(zip(free, new, strict=False))
+            stop = np.array([row not in active for row in range(self.rows)])
+            wanted = min(self.entering, len(waiting))
+            enough = stop.sum() + wanted if wanted else self.rows
+            state = self._more(state, stop, np.int32(tokens_at_once), np.int32(enough))
+            stopped, results = self.devices.gather((state.stopped, self.results(state)))
+            for row, text in sorted(active.items()):
+                yield self.take(
+                    text, jax.tree.map(lambda x, row=row: x[row], results), stopped[row]
+                )
+                if stopped[row] or text.done:
+                    del active[row]
+                    if not text.done:
+                        waiting.appendleft(text)
 
 
-def entering_rows(rows: int) -> int:
-    """How many texts enter `rows` rows together."""
-    return max(1, rows // 8)
+def decode_groups(
+    groups: Iterable[tuple[list[_Text], Callable[[int], Search[_Text]]]],
+    programs: int,
+    tokens_at_once: int = FOREVER,
+) -> Iterator[Iterator[Any]]:
+    """Iterators that decode the texts of each group to their ends, for `programs` at a time.
+
+    A group has texts, and a function that makes the search of as many of them as it is given.
+    """
+    for texts, make in groups:
+        parts = min(programs, len(texts))
+        search = make(-(-len(texts) // parts))
+        yield from (search.decode(texts[i::parts], tokens_at_once) for i in range(parts))
+
+
+def run_all(iterators: Iterable[Iterator[Any]], programs: int) -> None:
+    """Runs `iterators` to their ends, `programs` at a time."""
+    deque(concurrently((partial(deque[Any], each, 0) for each in iterators), programs), 0)
 
 
 def num_rows(count: int, most: int, parts: int = 1) -> int:
@@ -72,41 +137,6 @@ def num_rows(count: int, most: int, parts: int = 1) -> int:
     return -(-min(rows, most) // parts) * parts
 
 
-def decode_rows(
-    search: Search,
-    texts: Sequence[_Text],
-    take: Callable[[_Text, Any, bool], Any],
-    tokens_at_once: int,
-) -> Iterator[Any]:
-    """Decodes `texts` to their ends, at most `tokens_at_once` tokens between two looks at them.
-
-    `take(text, row, stopped)` adds what the search has found for a text, a row of its results; what
-    it returns is yielded. A text that has stopped before it is done enters again. What a text
-    becomes depends neither on its row nor on the time when it enters.
-    """
-    state, waiting, active = search.state, deque(texts), dict[int, _Text]()
-    while waiting or active:
-        while waiting and len(active) + min(search.entering, len(waiting)) <= search.rows:
-            free = [row for row in range(search.rows) if row not in active]
-            new = [waiting.popleft() for _ in range(min(search.entering, len(waiting)))]
-            # A number that is no row fills up.
-            rows = np.full(search.entering, search.rows, np.int32)
-            rows[: len(new)] = free[: len(new)]
-            state = search.enter(state, rows, new)
-            active.update(zip(free, new, strict=False))
-        stop = np.array([row not in active for row in range(search.rows)])
-        wanted = min(search.entering, len(waiting))
-        enough = stop.sum() + wanted if wanted else search.rows
-        state = search.more(state, stop, np.int32(tokens_at_once), np.int32(enough))
-        stopped, results = search.read(state)
-        for row, text in sorted(active.items()):
-            yield take(text, jax.tree.map(lambda x, row=row: x[row], results), stopped[row])
-            if stopped[row] or text.done:
-                del active[row]
-                if not text.done:
-                    waiting.appendleft(text)
-
-
 @partial(jax.jit, static_argnames=("model", "more"), donate_argnames="state")
 def search_more(
     model: DecodingModel,
@@ -116,7 +146,7 @@ def search_more(
     n: Int[Array, ""] | int,
     ended: Int[Array, ""] | int,
     *,
-    more: Piece,
+    more: Callable[..., Any],
 ) -> Any:
     """`more` (`sample_more` or `beam_more`) by a model, after the rows of `stop` have stopped."""
     state = state.replace(stopped=state.stopped | stop)
@@ -194,25 +224,3 @@ def empty_state(devices: Strategy, rows: int, begin: Callable[..., Any], params:
     shapes = state_shapes(devices, rows, begin, params)
     state = jax.tree.map(partial(filled, 0), shapes)
     return state.replace(stopped=filled(1, shapes.stopped))
-
-
-def compile_piece(
-    model: Any, params: Any, jitted: Any, *arrays: Any, **static: Any
-) -> Callable[..., Any]:
-    """`jitted(model, params, *arrays, **static)` as a function of `arrays`.
-
-    For one device it is compiled here, under the caller's settings of JAX, which threads do not
-    share.
-    """
-    devices = strategy_of(params)
-    if devices.mesh.size > 1 or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
-
-        def run(*arrays: Any) -> Any:
-            with devices.active():
-                return jitted(model, params, *arrays, **static)
-
-        return run
-    # Shapes, because arrays remember the mesh of the program that made them: one program for all.
-    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (params, arrays))
-    compiled = jitted.lower(model, shapes[0], *shapes[1], **static).compile()
-    return lambda *arrays: compiled(params, *arrays)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any
 
 import jax
 from jaxtyping import Array, Float, Int
@@ -21,10 +21,11 @@ from jaxformer.pipelines.batching import (
     check_inputs,
     check_lengths,
     check_texts,
-    compile_for,
     group_by_length,
     next_power_of_two,
+    one_or_many,
     pad_right,
+    run_divided,
 )
 from jaxformer.pipelines.translation import encode_sources, target_ids, with_target_language
 from jaxformer.pretrained.loaded import Loaded
@@ -35,22 +36,7 @@ from jaxformer.text.tokenizers import Template
 _BATCH_TOKENS = 2048
 
 
-@overload
-def score(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *, stride: int | None = ..., details: Literal[False] = ...
-) -> float: ...
-@overload
-def score(
-    loaded: Loaded, texts: Texts, *, stride: int | None = ..., details: Literal[False] = ...
-) -> list[float]: ...
-@overload
-def score(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *, stride: int | None = ..., details: Literal[True]
-) -> Likelihood: ...
-@overload
-def score(
-    loaded: Loaded, texts: Texts, *, stride: int | None = ..., details: Literal[True]
-) -> list[Likelihood]: ...
+@one_or_many(float, Likelihood)
 def score(
     loaded: Loaded, texts: str | Texts, *, stride: int | None = None, details: bool = False
 ) -> Any:
@@ -89,7 +75,7 @@ def score(
     for chosen, size in _groups([len(window) - 1 for _, window, _ in windows], max_len):
         batch = next_power_of_two(len(chosen))
         tokens = pad_right([windows[i][1] for i in chosen], batch, size + 1)
-        log_probs = compile_for(params, _log_probs, model, tokens)(tokens)
+        log_probs = run_divided(params, _log_probs, model, tokens)
         for row, i in enumerate(chosen):
             number, window, known = windows[i]
             nats[number] += (-log_probs[row, known : len(window) - 1]).tolist()
@@ -156,8 +142,7 @@ def score_pairs(
         source = pad_right([sources[i] for i in chosen], batch, size, options.pad)
         target = pad_right([[options.bos, *targets[i]] for i in chosen], batch, size + 1)
         arrays = source, target
-        run = compile_for(params, _pair_log_probs, model, *arrays, pad=options.pad)
-        log_probs = run(*arrays)
+        log_probs = run_divided(params, _pair_log_probs, model, *arrays, pad=options.pad)
         for row, index in enumerate(chosen):
             results[index] = log_probs[row, : len(targets[index])].tolist()
     return results

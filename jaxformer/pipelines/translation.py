@@ -1,14 +1,14 @@
 """Sentences of one language in, sentences of another out."""
 
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Int
 
 from jaxformer.config import Learned, TransformerConfig
 from jaxformer.decoding import (
@@ -18,9 +18,7 @@ from jaxformer.decoding import (
     TranslationOptions,
     beam_more,
 )
-from jaxformer.decoding.beam_search import VALUES
-from jaxformer.decoding.hypotheses import row_values
-from jaxformer.distributed import strategy_of
+from jaxformer.decoding.hypotheses import row_values, without_values
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
@@ -31,23 +29,14 @@ from jaxformer.pipelines.batching import (
     check_lengths,
     check_texts,
     group_by_length,
+    one_or_many,
     pad_right,
     suppressed_ids,
 )
-from jaxformer.pipelines.rows import (
-    FOREVER,
-    Search,
-    compile_piece,
-    decode_rows,
-    empty_state,
-    entering_rows,
-    num_rows,
-    prepare,
-    search_more,
-)
+from jaxformer.pipelines.rows import Search, decode_groups, prepare, run_all
 from jaxformer.pipelines.sentences import begin_sentences, enter_sentences
 from jaxformer.pretrained.loaded import Loaded
-from jaxformer.runtime import concurrency, concurrently
+from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import Template, Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
@@ -67,22 +56,7 @@ class Translation(NamedTuple):
     """The log-probability (nats) of each token."""
 
 
-@overload
-def translate(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *settings: _Setting, details: Literal[False] = ..., **changes: Any
-) -> str: ...
-@overload
-def translate(
-    loaded: Loaded, texts: Texts, *settings: _Setting, details: Literal[False] = ..., **changes: Any
-) -> list[str]: ...
-@overload
-def translate(  # type: ignore[overload-overlap]
-    loaded: Loaded, texts: str, *settings: _Setting, details: Literal[True], **changes: Any
-) -> list[Translation]: ...
-@overload
-def translate(
-    loaded: Loaded, texts: Texts, *settings: _Setting, details: Literal[True], **changes: Any
-) -> list[list[Translation]]: ...
+@one_or_many(str, list[Translation])
 def translate(
     loaded: Loaded, texts: str | Texts, *settings: _Setting, details: bool = False, **changes: Any
 ) -> Any:
@@ -237,25 +211,16 @@ def _translate(
     config, count = model.config, concurrency(params)
     check_id("bos", options.bos, config.vocab_size)
     search = replace(search, suppress_tokens=suppressed_ids(config, tokenizer, search))
-    sentences = [
-        _Sentence(ids, search.max_new_tokens or len(ids) + options.max_extra_tokens)
-        for ids in sources
-    ]
-    take = partial(_take, tokenizer=tokenizer, eos=search.eos)
+    sentences = [_Sentence(ids, _limit(len(ids), search, options)) for ids in sources]
+    make = partial(_Search, model, params, tokenizer, search, options)
 
-    def jobs() -> Iterator[Callable[[], Any]]:
+    def groups() -> Iterator[tuple[list[_Sentence], Callable[[int], _Search]]]:
         for indices, size in group_by_length([*map(len, sources)], config.max_len, len(sources)):
             # The longest begin first, so that rows end together.
             group = [sentences[i] for i in reversed(indices)]
-            target = _target_size(model.config, group, size, search)
-            share = -(-len(group) // count)
-            compiled = _compile(model, params, share, size, target, search, options)
-            for number in range(min(count, len(group))):
-                texts = group[number::count]
-                decoded = decode_rows(compiled, texts, take, FOREVER)
-                yield partial(deque, decoded, 0)
+            yield group, partial(make, size, _target_size(config, group, size, search))
 
-    deque(concurrently(jobs(), count), 0)
+    run_all(decode_groups(groups(), count), count)
     if any(np.isnan(x.score) for sentence in sentences for x in sentence.translations):
         warnings.warn("the model's logits are NaN: the translations mean nothing", stacklevel=3)
     empty = [Translation("", 0.0, [], [])]
@@ -283,47 +248,70 @@ def _target_size(
     return min(rounded, model_config.max_len) if learned else rounded
 
 
-def _compile(
-    model: EncoderDecoder,
-    params: Any,
-    texts: int,
-    source_size: int,
-    target_size: int,
-    search: SearchConfig,
-    options: TranslationOptions,
-) -> Search:
-    """The compiled search of `texts` sentences."""
-    devices = strategy_of(params)
-    rows = num_rows(texts, options.batch_size, devices.mesh.shape["data"])
-    count = entering_rows(rows)
-    defaults = {name: getattr(SearchConfig, name) for name in VALUES}
-    static: dict[str, Any] = {"search": replace(search, max_new_tokens=target_size, **defaults)}
-    static |= {"bos": options.bos, "pad": options.pad}
-    values = row_values(search, VALUES, count)
+class _Search(Search[_Sentence]):
+    """The search of `count` sentences."""
 
-    def inputs(texts: Sequence[_Sentence]) -> tuple[Any, ...]:
-        limits = np.zeros(count, np.int32)
-        limits[: len(texts)] = [text.limit for text in texts]
-        source = pad_right([text.source for text in texts], count, source_size, options.pad)
-        return source, limits, values
+    def __init__(
+        self,
+        model: EncoderDecoder,
+        params: Any,
+        tokenizer: Tokenizer,
+        search: SearchConfig,
+        options: TranslationOptions,
+        source_size: int,
+        target_size: int,
+        count: int,
+    ) -> None:
+        self.tokenizer, self.search, self.pad = tokenizer, search, options.pad
+        self.source_size = source_size
+        static: dict[str, Any] = {"bos": options.bos, "pad": options.pad}
+        static["search"] = replace(without_values(search), max_new_tokens=target_size)
 
-    def begin(params: Any) -> BeamState:
-        source, limits = jnp.zeros((rows, source_size), jnp.int32), jnp.zeros(rows, jnp.int32)
-        return begin_sentences(
-            model, params, source, limits, row_values(search, VALUES, rows), **static
-        )
+        def begin(params: Any, rows: int) -> BeamState:
+            source, limits = jnp.zeros((rows, source_size), jnp.int32), jnp.zeros(rows, jnp.int32)
+            return begin_sentences(
+                model, params, source, limits, row_values(search, rows), **static
+            )
 
-    def read(state: BeamState) -> Any:
-        return devices.gather((state.stopped, state.finished))
+        super().__init__(model, params, count, options.batch_size, begin, beam_more)
+        rows = np.zeros(self.entering, np.int32)
+        self._enter = self.compile(enter_sentences, rows, *self._inputs([]), **static)
 
-    state, compiled = (
-        empty_state(devices, rows, begin, params),
-        partial(compile_piece, model, params),
-    )
-    enter = compiled(enter_sentences, state, np.zeros(count, np.int32), *inputs([]), **static)
-    numbers = np.int32(0), np.int32(0)
-    more = compiled(search_more, state, np.ones(rows, bool), *numbers, more=beam_more)
-    return Search(rows, state, lambda state, rows, x: enter(state, rows, *inputs(x)), more, read)
+    def _inputs(self, sentences: Sequence[_Sentence]) -> tuple[Any, ...]:
+        limits = np.zeros(self.entering, np.int32)
+        limits[: len(sentences)] = [sentence.limit for sentence in sentences]
+        sources = [sentence.source for sentence in sentences]
+        source = pad_right(sources, self.entering, self.source_size, self.pad)
+        return source, limits, row_values(self.search, self.entering)
+
+    def enter(
+        self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[_Sentence]
+    ) -> BeamState:
+        """Encodes the sentences."""
+        return self._enter(state, rows, *self._inputs(texts))
+
+    def results(self, state: BeamState) -> Hypotheses:
+        """The hypotheses that have ended."""
+        return state.finished
+
+    def take(self, text: _Sentence, row: Hypotheses, stopped: bool) -> None:
+        """Sets the translations of a sentence whose search has `stopped`."""
+        if not stopped:
+            return
+        text.done = True
+        for tokens, score, log_probs in zip(*row, strict=True):
+            if score == -np.inf:
+                continue
+            tokens = tokens[: text.limit]
+            ends = np.flatnonzero(np.isin(tokens, self.search.eos))
+            count = int(ends[0]) + 1 if ends.size else len(tokens)
+            ids = tokens[:count].tolist()
+            found = self.tokenizer.decode(ids), float(score), ids, log_probs[:count].tolist()
+            text.translations.append(Translation(*found))
+
+
+def _limit(source_length: int, search: SearchConfig, options: TranslationOptions) -> int:
+    return search.max_new_tokens or source_length + options.max_extra_tokens
 
 
 def max_target_length(
@@ -333,26 +321,6 @@ def max_target_length(
     options: TranslationOptions = TranslationOptions(),
 ) -> int:
     """The most tokens of a translation; with learned positions at most `max_len`."""
-    length = search.max_new_tokens or source_length + options.max_extra_tokens
+    length = _limit(source_length, search, options)
     learned = isinstance(model_config.positions, Learned)
     return min(length, model_config.max_len) if learned else length
-
-
-def _take(
-    sentence: _Sentence, best: Hypotheses, stopped: bool, tokenizer: Tokenizer, eos: tuple[int, ...]
-) -> None:
-    """Sets the translations of a `sentence` whose search has `stopped`."""
-    if not stopped:
-        return
-    sentence.done = True
-    for tokens, score, log_probs in zip(*best, strict=True):
-        if score == -np.inf:
-            continue
-        tokens = tokens[: sentence.limit]
-        ends = np.flatnonzero(np.isin(tokens, eos))
-        count = int(ends[0]) + 1 if ends.size else len(tokens)
-        ids = tokens[:count].tolist()
-        text = tokenizer.decode(ids)
-        sentence.translations.append(
-            Translation(text, float(score), ids, log_probs[:count].tolist())
-        )
