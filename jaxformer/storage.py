@@ -6,6 +6,7 @@ for good is an `OSError` with the path, the reason and what to do.
 
 import errno
 import hashlib
+import json
 import logging
 import os
 import posixpath
@@ -16,10 +17,12 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxformer import optional_dependencies
-from jaxformer.errors import ConfigError
+from jaxformer.errors import ConfigError, DataError
+
+Json = TypeVar("Json", dict[str, Any], list[Any])
 
 _CHUNK = 1 << 20
 # Loggers that report what is also raised, and that they find no credentials before they look on.
@@ -230,6 +233,25 @@ def write(path: Path, content: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     _sync(path.parent)
+
+
+def read_json(path: Path, kind: type[Json] = dict, default: Any = None) -> Json:  # type: ignore[assignment]
+    """The value of `kind` in a JSON file; `default`, unless None, where there is no such file.
+
+    Raises `DataError` for a file that cannot be read or has no value of `kind`.
+    """
+    if default is not None and not path.exists():
+        return default
+    try:
+        content = json.loads(path.read_bytes())
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path}: not a whole JSON file: {error}") from error
+    if not isinstance(content, kind):
+        wanted = "an object" if kind is dict else "a list"
+        raise DataError(f"{path}: must hold {wanted}, got {type(content).__name__}")
+    return content
 
 
 def remove(path: Path) -> None:

@@ -34,8 +34,8 @@ def weight_map_of(config: TransformerConfig) -> list[Entry]:
         for number in range(layers):
             scope, prefix = f"{stack}/blocks_{number}", f"{stack}.layers.{number}"
             for name in ("attention", "cross_attention")[: 2 if stack == "decoder" else 1]:
-                parts = ("query", "key", "value", "out")
-                entries += maps.attention(f"{scope}/{name}", f"{prefix}.{name}", parts, bias)
+                parts = {part: part for part in ("query", "key", "value", "out")}
+                entries += maps.layers(f"{scope}/{name}", f"{prefix}.{name}", parts, bias)
                 entries += maps.norm(f"{scope}/{name}_norm", f"{prefix}.{name}_residual.norm", bias)
             entries += _feed_forward(scope, prefix, bias)
             residual = f"{prefix}.feed_forward_residual.norm"

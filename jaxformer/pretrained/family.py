@@ -1,36 +1,14 @@
-"""A family of published models: its config.json in both directions, its classes, its weight map.
+"""A family of published models: its config.json in both directions, its classes, its weight map."""
 
-`hf` is a key of config.json or the whole object, `jax` a field of `TransformerConfig` or of one of
-its parts, with a dot: "norm.eps".
-"""
-
-import json
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from jaxformer.config import TransformerConfig, with_fields
-from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained.config_keys import Key, as_text, warn_ignored
 from jaxformer.pretrained.model_specs import Kind, ModelSpec
-from jaxformer.pretrained.weight_map import Entry, WeightMap, entry, linear, zero_entry
-
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "relu": "relu",
-    "silu": "silu",
-    "swish": "silu",
-}
-"""Names in config.json -> our names; of several names for one the first is written."""
-
-# Larger numbers are a mistake or an attack.
-_MAX = {int: 2**24, float: 1e12, bool: 1}
-
-_NUMBERS = {int: "a whole number", float: "a number"}
+from jaxformer.pretrained.weight_map import WeightMap
 
 _IGNORED_KEYS = frozenset(
     """_name_or_path architectures model_type torch_dtype dtype transformers_version use_cache
@@ -50,137 +28,6 @@ _REFUSED_KEYS = ("quantization_config", "per_layer_config")
 """Keys that change what the model of any family computes."""
 
 
-class Setting(NamedTuple):
-    """One or more keys of config.json that define something of the model."""
-
-    keys: tuple[str, ...]
-    read: Callable[[Mapping[str, Any], Mapping[str, Any]], dict[str, Any]]
-    """(config.json, our fields of the settings before) -> our fields. Raises `ConfigError` for
-    values that are not supported."""
-    write: Callable[[TransformerConfig], dict[str, Any]]
-    """Our config -> keys and values of config.json. Raises `ConfigError` for a value
-    that the family does not have."""
-
-
-def field(
-    hf: str,
-    jax: str,
-    default: int | float | bool | None | Callable[[Mapping[str, Any]], int],
-    *,
-    least: int = 0,
-    value_of: Callable[[Any], Any] | None = None,
-) -> Setting:
-    """A number of at least `least`, or a truth value, with one key and one field.
-
-    `default` is the meaning of an absent key: a value, or a function of our fields read before.
-    `value_of` gives the value to write of our config; None: that of the field.
-    """
-    written = attrgetter(jax) if value_of is None else value_of
-
-    def read(config_json: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        absent = default(fields) if callable(default) else default
-        value = config_json.get(hf)
-        if value is None or value == absent:
-            return {jax: absent}
-        kind = int if absent is None else type(absent)
-        return {jax: parse_number(hf, value, kind, least)}
-
-    return Setting((hf,), read, lambda config: {hf: written(config)})
-
-
-def optional_field(
-    hf: str,
-    jax: str,
-    default: int | float | None,
-    *,
-    kind: type = int,
-    least: int = 0,
-    value_of: Callable[[Any], Any] | None = None,
-) -> Setting:
-    """A number of at least `least`, or null, which means None; an absent key means `default`.
-
-    `value_of` gives the value to write of our config; None: that of the field.
-    """
-    written = attrgetter(jax) if value_of is None else value_of
-
-    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        value = config_json.get(hf, default)
-        return {jax: None if value is None else parse_number(hf, value, kind, least)}
-
-    return Setting((hf,), read, lambda config: {hf: written(config)})
-
-
-def enum_field(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any]) -> Setting:
-    """A choice among `names`, which maps values in config.json to ours.
-
-    `default` is the meaning of an absent key; of several names for one value the first is written.
-    """
-
-    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        value = config_json.get(hf, default)
-        if not isinstance(value, str | bool) or value not in names:
-            raise unsupported(hf, value, *names)
-        return {jax: names[value]}
-
-    def write(config: TransformerConfig) -> dict[str, Any]:
-        value = attrgetter(jax)(config)
-        for name, ours in names.items():
-            if ours == value:
-                return {hf: name}
-        raise ConfigError(f"{jax}={value!r} has no {hf}")
-
-    return Setting((hf,), read, write)
-
-
-def tied_output(default: bool) -> Setting:
-    """Whether the output is the transpose of the embedding; `default` where the key is absent."""
-    names = {True: "output", False: "none"}
-    return enum_field("tie_word_embeddings", "embeddings.tied", default, names)
-
-
-def const_field(hf: str, only: Any) -> Setting:
-    """A key of which only one value is supported; null and an absent key mean this value too."""
-
-    def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        value = only if config_json.get(hf) is None else config_json[hf]
-        if type(value) is not type(only) or value != only:
-            raise unsupported(hf, value, only)
-        return {}
-
-    return Setting((hf,), read, lambda _: {hf: only})
-
-
-def unsupported(key: str, value: Any, *allowed: Any) -> ConfigError:
-    """The error for a value of config.json that only has the supported values `allowed`."""
-    return ConfigError(
-        f"{key}={as_text(value)} is not supported: only {', '.join(map(json.dumps, allowed))}"
-    )
-
-
-def as_text(value: Any) -> str:
-    """The JSON of `value` for a message, shortened between words."""
-    return shorten(json.dumps(value))
-
-
-def parse_number(key: str, value: Any, kind: type, least: int = 0) -> Any:
-    """`value` as `kind` (int, float or bool); `ConfigError` for another type or out of range."""
-    fits = isinstance(value, int) if kind is int else isinstance(value, int | float)
-    fits = isinstance(value, bool) if kind is bool else fits and not isinstance(value, bool)
-    if not fits or not least <= value <= _MAX[kind]:
-        limits = f"from {least} to {_MAX[kind]:,}"
-        allowed = "true or false" if kind is bool else f"{_NUMBERS[kind]} {limits}"
-        raise ConfigError(f"{key}={as_text(value)}, but it must be {allowed}")
-    return kind(value)
-
-
-def warn_ignored(keys: Iterable[str], name: str) -> None:
-    """Warns of `keys` of config.json that the model `name` of `transformers` does not read."""
-    keys = sorted(keys)
-    if keys:
-        said = f"config.json: {', '.join(keys)} ignored: {name} of transformers does not read it"
-        warnings.warn(shorten(said, 300), stacklevel=2)
-
-
 def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     """`spec` itself."""
     return spec
@@ -198,8 +45,8 @@ class Family(NamedTuple):
     """The kind of model of each class; the first class of a kind is written."""
     constants: Mapping[str, Any]
     """Fields of our config that all models of the family share; `positions` is one of them."""
-    settings: Sequence[Setting]
-    """The readers and writers of the other fields."""
+    keys: Sequence[Key]
+    """The keys of the other fields."""
     weight_map: Callable[[ModelSpec, Mapping[str, Any]], WeightMap]
     """A spec and config.json -> the entries of its weight map."""
     prefix: str
@@ -223,32 +70,21 @@ class Family(NamedTuple):
     """The tensors of classifiers whose first axis is that of the classes."""
 
 
-def token_layers(spec: ModelSpec, embedding: str, output: str = "lm_head.weight") -> list[Entry]:
-    """The entries of a decoder's embedding, and of its output layer or its classifier."""
-    table = f"{spec.body}embedding/table"
-    if spec.kind == "decoder_classifier":
-        head = [entry("head/kernel", "score.weight", linear()), zero_entry("head/bias")]
-        return [entry(table, embedding), *head]
-    if spec.config.ties_output:
-        return [Entry((table,), (embedding, output))]
-    return [entry(table, embedding), entry("output/kernel", output, linear())]
-
-
 def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:
     """Our config for the config.json `hf`; `ConfigError` names what is not supported.
 
-    Warns of keys that no setting reads: the family's class in `transformers` does not read them.
+    Warns of keys that are not the family's: its class in `transformers` does not read them.
     """
-    for key in _REFUSED_KEYS:
-        if hf.get(key):
-            raise ConfigError(f"{key}={as_text(hf[key])} is not supported: it changes the model")
+    for name in _REFUSED_KEYS:
+        if hf.get(name):
+            raise ConfigError(f"{name}={as_text(hf[name])} is not supported: it changes the model")
     hf = {**hf, **{first: hf[second] for second, first in family.aliases.items() if second in hf}}
-    known = {key for setting in family.settings for key in setting.keys}
+    known = {name for key in family.keys for name in key.names}
     known |= {*family.aliases, *family.ignored_keys, *_IGNORED_KEYS, *_REFUSED_KEYS}
-    warn_ignored((key for key in hf.keys() - known if hf[key]), family.model_type)
+    warn_ignored((name for name in hf.keys() - known if hf[name]), family.model_type)
     fields: dict[str, Any] = {}
-    for setting in family.settings:
-        fields |= setting.read(hf, fields)
+    for key in family.keys:
+        fields |= key.read(hf, fields)
     sizes = TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)  # all are replaced
     return with_fields(sizes, {**family.constants, **fields})
 
@@ -265,8 +101,8 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
     if type(positions) is not type(scheme):
         raise ConfigError(f"positions={positions}, but it has {scheme}")
     hf: dict[str, Any] = {"architectures": names[:1], "model_type": family.model_type}
-    for setting in family.settings:
-        hf |= setting.write(spec.config)
+    for key in family.keys:
+        hf |= key.write(spec.config)
     read = ModelSpec(spec.kind, read_config(family, hf), spec.classes)
     written = {entry.hf[0] for entry in family.weight_map(spec, hf) if entry.hf}
     read = family.adapt(read, written)

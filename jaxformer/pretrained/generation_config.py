@@ -1,15 +1,17 @@
 """generation_config.json of transformers, read and written."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import as_text, parse_number, unsupported
-from jaxformer.pretrained.hf_folder import locate, read_json
+from jaxformer.pretrained.config_keys import as_text, parse_number, unsupported
+from jaxformer.pretrained.hf_folder import locate
+from jaxformer.storage import read_json
+
+Result = TypeVar("Result")
 
 # Keys, our fields of the same meaning, and the defaults of transformers.
 _LOGITS = {
@@ -45,8 +47,15 @@ _NEUTRAL = {
     "exponential_decay_length_penalty": None,
 }
 
-# The same of decoders that sample.
-_SAMPLED_ONLY = {"typical_p": 1.0, "epsilon_cutoff": 0.0, "eta_cutoff": 0.0, "top_h": None}
+# The same of decoders, and of those that sample.
+_FORCED_BOS = "forced_bos_token_id"
+_DECODER_ONLY: dict[str, Any] = {"num_beams": 1, _FORCED_BOS: None, "forced_eos_token_id": None}
+_SAMPLED_ONLY: dict[str, Any] = {
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "top_h": None,
+}
 
 
 def load_generation_config(
@@ -70,13 +79,7 @@ def load_generation_config(
     >>> search.beam_size, search.eos, options.bos
     (6, (0,), 10)
     """
-    path = locate(folder)
-    settings = _settings(path)
-    size = settings.get("decoder_vocab_size") or settings.get("vocab_size")
-    try:
-        return _read(settings, parse_number("vocab_size", size, int))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return _read(folder, _search_settings)
 
 
 def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
@@ -84,15 +87,7 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
     Raises `ConfigError` for ids outside the vocabulary.
     """
-    path = locate(folder)
-    settings = _settings(path)
-    if "eos_token_id" not in settings:
-        return None
-    size = parse_number("vocab_size", settings.get("vocab_size"), int)
-    try:
-        return _ids("eos_token_id", settings["eos_token_id"], size)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return _read(folder, lambda settings: settings.ids("eos_token_id", None))
 
 
 def load_sampling_config(
@@ -107,39 +102,7 @@ def load_sampling_config(
     Raises `ConfigError`, naming the key, for ids outside the vocabulary and for settings that are
     not supported.
     """
-    path, eos = locate(folder), load_eos(folder)
-    settings = _settings(path)
-    sampled = bool(settings.get("do_sample"))
-    neutral = _SAMPLED_ONLY if sampled else {}
-    try:
-        _check_neutral(
-            settings | {"do_sample": False, "stop_strings": []},
-            num_beams=1,
-            forced_bos_token_id=None,
-            forced_eos_token_id=None,
-            **neutral,
-        )
-        size = parse_number("vocab_size", settings.get("vocab_size"), int)
-        drawn = {key: settings.get(key, default) for key, default in _SAMPLING.items()}
-        stop = settings.get("stop_strings", [])
-        new = {end: settings.get(f"{end}_new_tokens") for end in ("min", "max")}
-        whole = {end: settings.get(f"{end}_length") for end in ("min", "max") if new[end] is None}
-        most = _length(settings, "max", 1) or max(1, min(200, max_len // 2))
-        sampling = SamplingConfig(
-            **(drawn if sampled else {"temperature": 0.0}),
-            **{field: settings.get(key, default) for key, (field, default) in _LOGITS.items()},
-            min_new_tokens=new["min"] or 0,
-            max_new_tokens=most,
-            suppress_tokens=_suppressed(settings, size, eos or ()),
-        )
-        return sampling, CompletionOptions(
-            eos=eos,
-            stop=(stop,) if isinstance(stop, str) else (*stop,),
-            max_length=whole.get("max"),
-            min_length=whole.get("min") or 0,
-        )
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return _read(folder, lambda settings: _sampling_settings(settings, max_len))
 
 
 def generation_json(
@@ -198,35 +161,87 @@ def inexpressible_settings(
     return [f"{name}={values[name]!r}" for name, other in differs.items() if other]
 
 
-def _settings(folder: Path) -> dict[str, Any]:
-    """generation_config.json or else config.json, and the model's vocabulary; no key is null.
+class _Settings(dict[str, Any]):
+    """Keys and values that are not null, and the `size` of the vocabulary."""
+
+    size: int
+
+    def check_neutral(self, **others: Any) -> None:
+        """Raises `ConfigError` for a key of `_NEUTRAL` or `others` that changes something."""
+        for key, neutral in (_NEUTRAL | others).items():
+            if self.get(key, neutral) not in (neutral, []):
+                raise ConfigError(f"{key}={as_text(self[key])} is not supported: remove it")
+
+    def fields(self, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
+        """Our fields with the values of `keys`."""
+        return {field: self.get(key, default) for key, (field, default) in keys.items()}
+
+    def id(self, key: str, *others: str) -> int:
+        """The one id under `key`, or else under the first of `others`; it may stand in a list."""
+        value = next((self[name] for name in (key, *others) if name in self), None)
+        alone = isinstance(value, list) and len(value) == 1
+        return self.check_ids(key, value if alone else [value])[0]
+
+    def ids(self, key: str, default: Any = ()) -> Any:
+        """The ids under `key`, one or a list of them, or `default`."""
+        return self.check_ids(key, self[key]) if key in self else default
+
+    def check_ids(self, key: str, value: Any) -> tuple[int, ...]:
+        """The ids of `value`, one or a list of them."""
+        ids = value if isinstance(value, list) else [value]
+        for one in ids:
+            if type(one) is not int or not 0 <= one < self.size:
+                limits = f"0 to {self.size - 1}"
+                raise ConfigError(f"{key}={as_text(one)}, but it must be one id from {limits}")
+        return tuple(ids)
+
+    def length(self, end: str, least: int) -> int | None:
+        """`min_new_tokens` or `max_new_tokens`; `min_length` and `max_length` count one more."""
+        new, whole = f"{end}_new_tokens", f"{end}_length"
+        if new in self:
+            return parse_number(new, self[new], int, least)
+        if whole in self:
+            return max(parse_number(whole, self[whole], int) - 1, least)
+        return None
+
+    def suppressed(self, eos: tuple[int, ...]) -> tuple[int, ...]:
+        """The ids of suppress_tokens and bad_words_ids."""
+        words = self.get("bad_words_ids", [])
+        if not isinstance(words, list) or any(
+            not isinstance(word, list) or len(word) != 1 for word in words
+        ):
+            raise ConfigError(
+                f"bad_words_ids={as_text(words)}, but only words of one token are supported"
+            )
+        bad_ids = self.check_ids("bad_words_ids", [word[0] for word in words])
+        return *(id for id in bad_ids if id not in eos), *self.ids("suppress_tokens")
+
+
+def _read(folder: str | os.PathLike[str], read: Callable[[_Settings], Result]) -> Result:
+    """`read` of generation_config.json, or else of config.json, and the model's vocabulary.
 
     Settings in config.json do not count where there is a generation_config.json.
     """
-    config = settings = read_json(folder / "config.json")
-    if (folder / "generation_config.json").exists():
-        settings = read_json(folder / "generation_config.json")
-    sizes = {key: config.get(key) for key in ("vocab_size", "decoder_vocab_size")}
-    return {key: value for key, value in (settings | sizes).items() if value is not None}
+    path = locate(folder)
+    config = read_json(path / "config.json")
+    content = read_json(path / "generation_config.json", default=config)
+    settings = _Settings((key, value) for key, value in content.items() if value is not None)
+    size = config.get("decoder_vocab_size") or config.get("vocab_size")
+    try:
+        settings.size = parse_number("vocab_size", size, int)
+        return read(settings)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
 
 
-def _check_neutral(settings: Mapping[str, Any], **others: Any) -> None:
-    for key, neutral in (_NEUTRAL | others).items():
-        if settings.get(key, neutral) not in (neutral, []):
-            raise ConfigError(f"{key}={as_text(settings[key])} is not supported: remove it")
-
-
-def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, TranslationOptions]:
-    _check_neutral(settings)
+def _search_settings(settings: _Settings) -> tuple[SearchConfig, TranslationOptions]:
+    settings.check_neutral()
     early = settings.get("early_stopping", False)
     if not isinstance(early, bool | str) or early not in _EARLY_STOPPING:
         raise unsupported("early_stopping", early, *_EARLY_STOPPING)
-    start = settings.get("decoder_start_token_id", settings.get("bos_token_id"))
-    bos = _id("decoder_start_token_id", start, size)
-    pad = _id("pad_token_id", settings.get("pad_token_id"), size)
-    eos = _ids("eos_token_id", settings.get("eos_token_id"), size)
-    forced_bos = settings.get("forced_bos_token_id")
-    forced_eos = _ids("forced_eos_token_id", settings.get("forced_eos_token_id", []), size)
+    bos, pad = settings.id("decoder_start_token_id", "bos_token_id"), settings.id("pad_token_id")
+    eos = settings.check_ids("eos_token_id", settings.get("eos_token_id"))
+    forced_eos = settings.ids("forced_eos_token_id")
     if not eos or pad in eos or forced_eos not in ((), eos):
         raise ConfigError(
             f"eos_token_id={list(eos)}, pad_token_id={pad} and forced_eos_token_id="
@@ -234,14 +249,14 @@ def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, Transla
             "that is the one that is forced"
         )
     search = SearchConfig(
-        **{field: settings.get(key, default) for key, (field, default) in _SEARCH.items()},
+        **settings.fields(_SEARCH),
         length_penalty_kind="power",
         early_stopping=_EARLY_STOPPING[early],
         at_max_length="force_eos_at_no_cost" if forced_eos else "cut",
-        min_new_tokens=_length(settings, "min", 0) or 0,
-        max_new_tokens=_length(settings, "max", 1),
-        suppress_tokens=_suppressed(settings, size, eos),
-        forced_bos=None if forced_bos is None else _id("forced_bos_token_id", forced_bos, size),
+        min_new_tokens=settings.length("min", 0) or 0,
+        max_new_tokens=settings.length("max", 1),
+        suppress_tokens=settings.suppressed(eos),
+        forced_bos=settings.id(_FORCED_BOS) if _FORCED_BOS in settings else None,
         extra_candidates=len(eos),
         eos=eos,
     )
@@ -251,42 +266,22 @@ def _read(settings: Mapping[str, Any], size: int) -> tuple[SearchConfig, Transla
     return search, TranslationOptions(bos=bos, pad=pad)
 
 
-def _suppressed(settings: Mapping[str, Any], size: int, eos: tuple[int, ...]) -> tuple[int, ...]:
-    """The ids of suppress_tokens and bad_words_ids."""
-    bad_words = settings.get("bad_words_ids", [])
-    if not isinstance(bad_words, list) or any(
-        not isinstance(word, list) or len(word) != 1 for word in bad_words
-    ):
-        raise ConfigError(
-            f"bad_words_ids={as_text(bad_words)}, but only words of one token are supported"
-        )
-    bad_ids = _ids("bad_words_ids", [word[0] for word in bad_words], size)
-    suppressed = _ids("suppress_tokens", settings.get("suppress_tokens", []), size)
-    return *(id for id in bad_ids if id not in eos), *suppressed
-
-
-def _id(key: str, value: Any, size: int) -> int:
-    """The one id under `key`, which may stand in a list."""
-    ids = _ids(key, value, size)
-    if len(ids) != 1:
-        raise ConfigError(f"{key}={as_text(value)}, but it must be one id from 0 to {size - 1}")
-    return ids[0]
-
-
-def _ids(key: str, value: Any, size: int) -> tuple[int, ...]:
-    """The ids under `key`, one or a list of them; `ConfigError` for other values."""
-    ids = value if isinstance(value, list) else [value]
-    for one in ids:
-        if type(one) is not int or not 0 <= one < size:
-            raise ConfigError(f"{key}={as_text(one)}, but it must be one id from 0 to {size - 1}")
-    return tuple(ids)
-
-
-def _length(settings: Mapping[str, Any], end: str, least: int) -> int | None:
-    """`min_new_tokens` or `max_new_tokens`; `min_length` and `max_length` count one more."""
-    new, whole = f"{end}_new_tokens", f"{end}_length"
-    if new in settings:
-        return parse_number(new, settings[new], int, least)
-    if whole in settings:
-        return max(parse_number(whole, settings[whole], int) - 1, least)
-    return None
+def _sampling_settings(
+    settings: _Settings, max_len: int
+) -> tuple[SamplingConfig, CompletionOptions]:
+    sampled = settings.pop("do_sample", False)
+    stop = settings.pop("stop_strings", ())
+    settings.check_neutral(**_DECODER_ONLY, **(_SAMPLED_ONLY if sampled else {}))
+    eos = settings.ids("eos_token_id", None)
+    drawn = {key: settings.get(key, default) for key, default in _SAMPLING.items()}
+    sampling = SamplingConfig(
+        **(drawn if sampled else {"temperature": 0.0}),
+        **settings.fields(_LOGITS),
+        min_new_tokens=settings.get("min_new_tokens", 0),
+        max_new_tokens=settings.length("max", 1) or max(1, min(200, max_len // 2)),
+        suppress_tokens=settings.suppressed(eos or ()),
+    )
+    whole = {f"{end}_length" for end in ("min", "max") if f"{end}_new_tokens" not in settings}
+    lengths = {key: settings[key] for key in whole & settings.keys()}
+    stop = (stop,) if isinstance(stop, str) else (*stop,)
+    return sampling, CompletionOptions(eos=eos, stop=stop, **lengths)

@@ -6,7 +6,7 @@ import os
 import re
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,9 +15,7 @@ from jaxtyping import Float
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra, shorten
 from jaxformer.pretrained.weight_map import Shape
-from jaxformer.storage import is_in_bucket, to_path
-
-_Json = TypeVar("_Json", dict[str, Any], list[Any])
+from jaxformer.storage import is_in_bucket, read_json, to_path
 
 _CHUNK = 2**16
 _MOST_FOLDERS = 500
@@ -72,20 +70,6 @@ def _folders_near(path: Path) -> list[str]:
     files = (file for pattern in patterns for file in root.glob(pattern))
     folders = [str(file.parent) for file in islice(files, _MOST_FOLDERS)]
     return difflib.get_close_matches(str(path), folders, n=3, cutoff=0.0)
-
-
-def read_json(path: Path, kind: type[_Json] = dict) -> _Json:  # type: ignore[assignment]
-    """The object in the JSON file `path`; `DataError` for a file without a value of `kind`."""
-    try:
-        content = json.loads(path.read_bytes())
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a whole JSON file: {error}") from error
-    if not isinstance(content, kind):
-        wanted = "an object" if kind is dict else "a list"
-        raise DataError(f"{path}: must hold {wanted}, got {type(content).__name__}")
-    return content
 
 
 class _Stored(NamedTuple):

@@ -29,9 +29,10 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.pretrained import families
-from jaxformer.pretrained.family import Family, canonical_names, parse_number, read_config
+from jaxformer.pretrained.config_keys import parse_number
+from jaxformer.pretrained.family import Family, canonical_names, read_config
 from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
-from jaxformer.pretrained.hf_folder import Tensors, locate, read_json
+from jaxformer.pretrained.hf_folder import Tensors, locate
 from jaxformer.pretrained.loaded import Loaded, Setting, run_settings
 from jaxformer.pretrained.model_specs import (
     Kind,
@@ -42,7 +43,7 @@ from jaxformer.pretrained.model_specs import (
 )
 from jaxformer.pretrained.sentence_modules import SentenceOptions, load_sentence_options
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
-from jaxformer.storage import to_local_path, to_path
+from jaxformer.storage import read_json, to_local_path, to_path
 from jaxformer.text import tokenizers
 
 # The tokenizers of a run.
@@ -322,7 +323,7 @@ def _chosen(
     if newest is None:
         raise CheckpointError(f"{folder} has no complete checkpoint: train first")
     chosen = folder / "weights.json"
-    record = read_json(chosen) if chosen.exists() else {}
+    record = read_json(chosen, default={})
     steps, kept = record.get("steps", [newest]), checkpoints.steps()
     if not steps or not set(steps) <= set(kept):
         raise CheckpointError(

@@ -30,7 +30,7 @@ from jaxformer.ops.attention import ATTENTION_FNS, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
 from jaxformer.pretrained.generation_config import generation_json
-from jaxformer.pretrained.hf_folder import locate, read_json
+from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import (
     ModelSpec,
     check_params,
@@ -39,7 +39,7 @@ from jaxformer.pretrained.model_specs import (
     spec_of,
 )
 from jaxformer.pretrained.weight_map import Shape, to_hf
-from jaxformer.storage import to_local_path
+from jaxformer.storage import read_json, to_local_path
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -161,7 +161,7 @@ class _Kept:
 
     def with_keys(self, family: Family, hf: Mapping[str, Any]) -> dict[str, Any]:
         """The config.json `hf`, with what the folder's says beside the family's own settings."""
-        known = {key for setting in family.settings for key in setting.keys} | {*family.aliases}
+        known = {name for key in family.keys for name in key.names} | {*family.aliases}
         known |= {"dtype", "num_labels", "id2label", "label2id", "problem_type"}
         others = {key: value for key, value in self.config.items() if key not in known}
         return {**others, **hf, "torch_dtype": "float32"}

@@ -13,9 +13,9 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained.family import as_text
-from jaxformer.pretrained.hf_folder import Tensors, read_json
-from jaxformer.storage import to_path
+from jaxformer.pretrained.config_keys import as_text
+from jaxformer.pretrained.hf_folder import Tensors
+from jaxformer.storage import read_json, to_path
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
 """The ways to make one vector of those of a text's tokens, with sentence-transformers' names."""
@@ -101,9 +101,8 @@ def _read(path: Path, max_len: int) -> SentenceOptions:
             raise ConfigError(f"the module {kind} is not supported: use {', '.join(_LAYERS)}")
         layers.append(_LAYERS[kind](place))
     pooling = read_json(modules[1][1] / "config.json")
-    transformer = _optional(path / "sentence_bert_config.json")
-    whole = _optional(path / "config_sentence_transformers.json")
-    tokenizer = _optional(path / "tokenizer_config.json")
+    names = ("sentence_bert_config", "config_sentence_transformers", "tokenizer_config")
+    transformer, whole, tokenizer = (read_json(path / f"{x}.json", default={}) for x in names)
     limit = transformer.get("max_seq_length") or tokenizer.get("model_max_length") or max_len
     return SentenceOptions(
         pooling=_pooling(pooling),
@@ -138,10 +137,6 @@ def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:
     if modes is None:
         modes = [mode for key, mode in _OLD_NAMES.items() if config.get(key)] or ["mean"]
     return (modes,) if isinstance(modes, str) else tuple(modes)
-
-
-def _optional(path: Path) -> dict[str, Any]:
-    return read_json(path) if path.exists() else {}
 
 
 def _check_place(config: Mapping[str, Any]) -> None:
@@ -193,7 +188,7 @@ def _layer_norm(folder: Path) -> Layer:
 
 
 def _normalize(folder: Path) -> Layer:
-    _check_place(_optional(folder / "config.json"))
+    _check_place(read_json(folder / "config.json", default={}))
     return lambda x: x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
 
 

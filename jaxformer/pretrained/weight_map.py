@@ -130,15 +130,29 @@ def dense(jax: str, hf: str, bias: bool = True, *, kernel: Transform | None = No
     return [*entries, entry(f"{jax}/bias", f"{hf}.bias", FLAT)] if bias else entries
 
 
-def attention(jax: str, hf: str, names: Sequence[str], bias: bool = True) -> list[Entry]:
-    """The entries of an attention; `names` are those of query, key, value and output layers."""
-    query, key, value, out = (f"{hf}.{name}" for name in names)
-    return [
-        *dense(f"{jax}/query", query, bias),
-        *dense(f"{jax}/key", key, bias),
-        *dense(f"{jax}/value", value, bias),
-        *dense(f"{jax}/out", out, bias, kernel=linear(inputs=2)),
-    ]
+def layers(
+    jax: str,
+    hf: str,
+    names: Mapping[str, str],
+    bias: bool = True,
+    *,
+    kernel: Callable[[int], Transform] = linear,
+    scale: Transform = SAME,
+) -> list[Entry]:
+    """The entries of the norms and dense layers of a block at the path `jax` and the name `hf`.
+
+    `names` are their paths in the block, such as "attention/query" and "attention_norm", and the
+    tensors' names. `kernel(inputs)` is the transform of a kernel with so many axes of its input.
+    """
+    entries = []
+    for ours, theirs in names.items():
+        path, name = f"{jax}/{ours}", f"{hf}.{theirs}"
+        if ours.endswith("norm"):
+            entries += norm(path, name, bias, scale=scale)
+        else:
+            inputs = 2 if path.endswith("/out") else 1
+            entries += dense(path, name, bias, kernel=kernel(inputs))
+    return entries
 
 
 def check_names(weight_map: WeightMap, stored: Iterable[str]) -> None:

@@ -62,7 +62,7 @@ def assert_means_what_theirs_does(classes, config):
         warnings.simplefilter("ignore")
         ours = reading.read_config(family, config)
     theirs = classes[family.model_type].from_dict(copy.deepcopy(config))
-    written = {key: value for one in family.settings for key, value in one.write(ours).items()}
+    written = {key: value for one in family.keys for key, value in one.write(ours).items()}
     for key, value in written.items():
         wanted = getattr(theirs, key, "absent")
         if key == "rope_parameters":
@@ -86,7 +86,7 @@ def test_old_keys_beside_new_mean_what_theirs_make_of_them(classes, family, chan
 @pytest.mark.parametrize("name", FAMILIES)
 def test_each_key_that_their_class_reads_is_known_here(classes, name):
     family, theirs = FAMILIES[name], classes[name]
-    known = {key for setting in family.settings for key in setting.keys} | family.ignored_keys
+    known = {name for key in family.keys for name in key.names} | family.ignored_keys
     known |= {*reading._IGNORED_KEYS, *reading._REFUSED_KEYS, *family.aliases}
     keys = {field.name for field in dataclasses.fields(theirs)} | {*theirs.attribute_map}
     assert keys - known == set()

@@ -22,8 +22,9 @@ from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.ops.attention import auto_attention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
+from jaxformer.pretrained.config_keys import ACTIVATIONS
 from jaxformer.pretrained.families import FAMILIES
-from jaxformer.pretrained.family import ACTIVATIONS, write_config
+from jaxformer.pretrained.family import write_config
 from jaxformer.pretrained.model_specs import param_shapes, spec_of
 from jaxformer.pretrained.saving import check_savable
 from jaxformer.pretrained.weight_map import linear, scaled

@@ -373,7 +373,7 @@ def test_gpt2s_merges_are_tried_in_the_order_of_the_file(tmp_path):
     "changes, reason",
     [
         ({"vocab.json": '{"a": 0, "b'}, "vocab.json: not a whole JSON file"),
-        ({"vocab.json": '["a"]'}, "vocab.json: must hold a JSON object, got list"),
+        ({"vocab.json": '["a"]'}, "vocab.json: must hold an object, got list"),
         ({"vocab.json": '{"a": 0, "b": 2}'}, "vocab.json: its 2 tokens must have the ids from 0"),
         ({"merges.txt": "a b\nĠ a"}, "merges.txt: not the merges of vocab.json"),
         ({"merges.txt": "a b\nc d\n"}, "merges.txt: not the merges of vocab.json"),

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from experiments.harness.runs.sources import json_lines
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError, shorten
-from jaxformer.pretrained.hf_folder import read_json
+from jaxformer.storage import read_json
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
@@ -95,7 +95,7 @@ def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     The names of special tokens are those of tokenizer_config.json, else the tokenizer's. Raises
     `DataError` for a file that cannot be read.
     """
-    config = read_json(folder / _CONFIG) if (folder / _CONFIG).is_file() else {}
+    config = read_json(folder / _CONFIG, default={})
     tokens = special_names(tokenizer)
     for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value

@@ -5,32 +5,16 @@ from typing import Any
 
 from jaxformer.config import Learned, Sinusoidal, TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import (
-    ACTIVATIONS,
-    Family,
-    Setting,
-    const_field,
-    enum_field,
-    field,
-    parse_number,
-)
+from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import weight_map as maps
+from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import (
-    Entry,
-    Transform,
-    attention,
-    dense,
-    entry,
-    linear,
-    norm,
-    rows_after,
-)
+from jaxformer.pretrained.weight_map import Entry, Transform
 
 _OUTPUT = "lm_head.weight"
 _SHARED = "model.shared.weight"
 _SOURCE, _TARGET = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
-_PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
-_PARTS = {"attention": "self_attn", "cross_attention": "encoder_attn"}
+_PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 
 _ONE_ROW = Transform(shape=lambda jax: (1, *jax), to_hf=lambda array: array[None])
 
@@ -41,26 +25,26 @@ def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
     BART and mBART have learned positions and norms of embeddings, mBART and M2M100 the last norms.
     """
     config = spec.config
-    bias = entry("output/bias", "final_logits_bias", _ONE_ROW)
+    bias = maps.entry("output/bias", "final_logits_bias", _ONE_ROW)
     entries = [bias] if config.output.bias else []
     if config.embeddings.tied == "all":
         entries += [Entry(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
     else:
         output = (_OUTPUT,) if config.ties_output else ()
         entries += [Entry(("embedding/table",), (_TARGET, *output))]
-        entries += [entry("source_embedding/table", _SOURCE)]
-        entries += [] if output else [entry("output/kernel", _OUTPUT, linear())]
+        entries += [maps.entry("source_embedding/table", _SOURCE)]
+        entries += [] if output else [maps.entry("output/kernel", _OUTPUT, maps.linear())]
     for stack, layers in (
         ("encoder", config.num_encoder_layers),
         ("decoder", config.num_decoder_layers),
     ):
         if isinstance(config.positions, Learned):
             table = f"model.{stack}.embed_positions.weight"
-            entries += [entry(f"{stack}/positions/table", table, rows_after(2))]
+            entries += [maps.entry(f"{stack}/positions/table", table, maps.rows_after(2))]
         if config.embeddings.norm:
-            entries += norm(f"{stack}/embedding_norm", f"model.{stack}.layernorm_embedding")
+            entries += maps.norm(f"{stack}/embedding_norm", f"model.{stack}.layernorm_embedding")
         if config.norm.placement == "pre":
-            entries += norm(f"{stack}/final_norm", f"model.{stack}.layer_norm")
+            entries += maps.norm(f"{stack}/final_norm", f"model.{stack}.layer_norm")
         for i in range(layers):
             hf = f"model.{stack}.layers.{i}"
             entries += block(f"{stack}/blocks_{i}", hf, cross=stack == "decoder")
@@ -69,42 +53,41 @@ def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
 
 def block(jax: str, hf: str, cross: bool = False) -> list[Entry]:
     """The entries of a block, with cross-attention if `cross`."""
-    entries = []
-    for part, name in _PARTS.items():
-        if part == "attention" or cross:
-            entries += attention(f"{jax}/{part}", f"{hf}.{name}", _PROJECTIONS)
-            entries += norm(f"{jax}/{part}_norm", f"{hf}.{name}_layer_norm")
-    return [
-        *entries,
-        *dense(f"{jax}/feed_forward/up", f"{hf}.fc1"),
-        *dense(f"{jax}/feed_forward/down", f"{hf}.fc2"),
-        *norm(f"{jax}/feed_forward_norm", f"{hf}.final_layer_norm"),
-    ]
+    names = {
+        "feed_forward/up": "fc1",
+        "feed_forward/down": "fc2",
+        "feed_forward_norm": "final_layer_norm",
+    }
+    parts = {"attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if cross else {})
+    for part, name in parts.items():
+        names |= {f"{part}/{ours}": f"{name}.{theirs}" for ours, theirs in _PROJECTIONS.items()}
+        names[f"{part}_norm"] = f"{name}_layer_norm"
+    return maps.layers(jax, hf, names)
 
 
-def _of_both(hf: str, jax: str, default: int) -> Setting:
+def _of_both(hf: str, jax: str, default: int) -> keys.Key:
     """A number that encoder and decoder have each, and that must be one."""
-    keys = (f"encoder_{hf}", f"decoder_{hf}")
+    names = (f"encoder_{hf}", f"decoder_{hf}")
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        encoder, decoder = (parse_number(x, config_json.get(x, default), int) for x in keys)
+        encoder, decoder = (
+            keys.parse_number(name, config_json.get(name, default), int) for name in names
+        )
         if encoder != decoder:
             raise ConfigError(
-                f"{keys[0]}={encoder} and {keys[1]}={decoder} differ, which is not supported"
+                f"{names[0]}={encoder} and {names[1]}={decoder} differ, which is not supported"
             )
         return {jax: decoder}
 
-    def write(config: TransformerConfig) -> dict[str, Any]:
-        return dict.fromkeys(keys, getattr(config, jax))
-
-    return Setting(keys, read, write)
+    return keys.Key(names, read, lambda config: dict.fromkeys(names, getattr(config, jax)))
 
 
 def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for shared embeddings of two vocabularies."""
-    source = parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
-    target = parse_number("decoder_vocab_size", hf.get("decoder_vocab_size") or source, int)
-    shared, tied = (parse_number(key, hf.get(key, True), bool) for key in _VOCABULARIES.keys[2:])
+    source = keys.parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
+    target = keys.parse_number("decoder_vocab_size", hf.get("decoder_vocab_size") or source, int)
+    names = _VOCABULARIES.names[2:]
+    shared, tied = (keys.parse_number(name, hf.get(name, True), bool) for name in names)
     if not shared:
         sizes = {"vocab_size": target, "source_vocab_size": source}
         return sizes | {"embeddings.tied": "output" if tied else "none"}
@@ -122,10 +105,10 @@ def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
     source = config.source_vocab_size or config.vocab_size
     shared = config.ties_inputs
     values = source, config.vocab_size, shared, config.ties_output
-    return dict(zip(_VOCABULARIES.keys, values, strict=True))
+    return dict(zip(_VOCABULARIES.names, values, strict=True))
 
 
-_VOCABULARIES = Setting(
+_VOCABULARIES = keys.Key(
     ("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"),
     _read_vocabularies,
     _write_vocabularies,
@@ -133,19 +116,19 @@ _VOCABULARIES = Setting(
 """One vocabulary with one embedding for all, or two with the output tied or not."""
 
 
-_SETTINGS = (
-    field("max_position_embeddings", "max_len", 1024),
-    field("d_model", "d_model", 1024),
-    field("encoder_layers", "num_encoder_layers", 12),
-    field("decoder_layers", "num_decoder_layers", 12),
+_KEYS = (
+    keys.number("max_position_embeddings", "max_len", 1024),
+    keys.number("d_model", "d_model", 1024),
+    keys.number("encoder_layers", "num_encoder_layers", 12),
+    keys.number("decoder_layers", "num_decoder_layers", 12),
     _of_both("attention_heads", "num_heads", 16),
     _of_both("ffn_dim", "d_ff", 4096),
-    enum_field("activation_function", "feed_forward.activation", "gelu", ACTIVATIONS),
-    field("scale_embedding", "embeddings.scale", False),
-    field("dropout", "dropout_rate", 0.1),
-    field("attention_dropout", "attention.dropout_rate", 0.0),
-    field("activation_dropout", "feed_forward.dropout_rate", 0.0),
-    const_field("is_decoder", False),
+    keys.choice("activation_function", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
+    keys.number("scale_embedding", "embeddings.scale", False),
+    keys.number("dropout", "dropout_rate", 0.1),
+    keys.number("attention_dropout", "attention.dropout_rate", 0.0),
+    keys.number("activation_dropout", "feed_forward.dropout_rate", 0.0),
+    keys.constant("is_decoder", False),
 )
 
 _IGNORED_KEYS = frozenset(
@@ -160,7 +143,7 @@ _SINES = r"^model\.(en|de)coder\.embed_positions\.weights?$"
 
 
 def _family(
-    model_type: str, architecture: str, *settings: Setting, constants: Mapping[str, Any]
+    model_type: str, architecture: str, *more: keys.Key, constants: Mapping[str, Any]
 ) -> Family:
     """A family with one class of models."""
     sinusoidal = isinstance(constants["positions"], Sinusoidal)
@@ -168,7 +151,7 @@ def _family(
         model_type=model_type,
         architectures={architecture: "encoder_decoder"},
         constants={"norm.eps": 1e-5, **constants},
-        settings=(*settings, *_SETTINGS),
+        keys=(*more, *_KEYS),
         weight_map=weight_map,
         prefix="model.",
         head_prefixes=("lm_head.", "final_logits_bias"),
@@ -197,19 +180,19 @@ _BART = {
     "embeddings.tied": "all",
     "initializer": "normal",
 }
-_TIED = const_field("tie_word_embeddings", True)
+_TIED = keys.constant("tie_word_embeddings", True)
 
 BART = _family(
     "bart",
     "BartForConditionalGeneration",
-    field("vocab_size", "vocab_size", 50_265),
+    keys.number("vocab_size", "vocab_size", 50_265),
     _TIED,
     constants=_BART,
 )
 MBART = _family(
     "mbart",
     "MBartForConditionalGeneration",
-    field("vocab_size", "vocab_size", 50_265),
+    keys.number("vocab_size", "vocab_size", 50_265),
     _TIED,
     constants={**_BART, "norm.placement": "pre"},
 )
@@ -218,9 +201,9 @@ MBART = _family(
 M2M100 = _family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
-    field("vocab_size", "vocab_size", 128_112),
+    keys.number("vocab_size", "vocab_size", 128_112),
     _TIED,
-    const_field("pad_token_id", 1),
+    keys.constant("pad_token_id", 1),
     constants={
         "positions": Sinusoidal("halves", endpoint=True, offset=2),
         "norm.placement": "pre",

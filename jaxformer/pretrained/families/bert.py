@@ -6,27 +6,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxformer.config import Learned, with_fields
-from jaxformer.pretrained.family import (
-    ACTIVATIONS,
-    Family,
-    Setting,
-    const_field,
-    enum_field,
-    field,
-    parse_number,
-    unsupported,
-)
+from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import weight_map as maps
+from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import POOLERLESS, Kind, ModelSpec
-from jaxformer.pretrained.weight_map import (
-    SAME,
-    Entry,
-    Transform,
-    attention,
-    dense,
-    entry,
-    norm,
-    rows_after,
-)
+from jaxformer.pretrained.weight_map import SAME, Entry, Transform, WeightMap
 
 
 class _Names(NamedTuple):
@@ -36,8 +20,8 @@ class _Names(NamedTuple):
     """The beginning of the names of the embeddings, the blocks and the pooler."""
     blocks: str
     """The blocks, each followed by its number."""
-    parts: tuple[str, ...]
-    """Query, key, value, output; their norm; the feed-forward network's two layers; its norm."""
+    parts: Mapping[str, str]
+    """The layers of a block, by our paths in it."""
     transform: str
     """The dense layer of the head that predicts tokens."""
     transform_norm: str
@@ -62,48 +46,38 @@ class _Names(NamedTuple):
     """The change of form of the table of positions."""
 
 
-def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
+def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> WeightMap:
     """The entries of an encoder with the heads of pretraining, of another task, or none."""
     body, config, masked = spec.body, spec.config, spec.kind.startswith("masked")
     embeddings = f"{names.prefix}embeddings"
     table = f"{embeddings}.word_embeddings.weight"
     entries = [
         Entry((f"{body}embedding/table",), (table, f"{names.output}.weight")[: 1 + masked]),
-        entry(
+        maps.entry(
             f"{body}encoder/positions/table",
             f"{embeddings}.position_embeddings.weight",
             names.positions,
         ),
-        *norm(f"{body}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
+        *maps.norm(f"{body}encoder/embedding_norm", f"{embeddings}.LayerNorm"),
     ]
     if config.embeddings.num_types:
         types = f"{embeddings}.token_type_embeddings.weight"
-        entries += [entry(f"{body}type_embedding/table", types)]
+        entries += [maps.entry(f"{body}type_embedding/table", types)]
     for i in range(config.num_encoder_layers):
-        entries += _block(names, f"{body}encoder/blocks_{i}", f"{names.blocks}.{i}")
+        path = f"{body}encoder/blocks_{i}"
+        entries += maps.layers(path, f"{names.blocks}.{i}", names.parts)
     if config.pooler != "none" and spec.kind not in POOLERLESS:
         classifies = spec.kind == "encoder_classifier"
         pooler = names.classifier_pooler if classifies else names.pooler
-        entries += dense(f"{body}pooler", pooler)
+        entries += maps.dense(f"{body}pooler", pooler)
     if masked:
-        entries += dense("transform", names.transform)
-        entries += norm("transform_norm", names.transform_norm)
+        entries += maps.dense("transform", names.transform)
+        entries += maps.norm("transform_norm", names.transform_norm)
         entries += [Entry(("bias",), tuple(dict.fromkeys((names.bias, f"{names.output}.bias"))))]
     if masked and config.pooler != "none":
-        entries += dense("next_sentence", names.next_sentence)
+        entries += maps.dense("next_sentence", names.next_sentence)
     heads = {"encoder_classifier": names.classifier, **names.heads}
-    return [*entries, *(dense("head", heads[spec.kind]) if spec.kind in heads else [])]
-
-
-def _block(names: _Names, jax: str, hf: str) -> list[Entry]:
-    *projections, attention_norm, up, down, feed_forward_norm = names.parts
-    return [
-        *attention(f"{jax}/attention", hf, projections),
-        *norm(f"{jax}/attention_norm", f"{hf}.{attention_norm}"),
-        *dense(f"{jax}/feed_forward/up", f"{hf}.{up}"),
-        *dense(f"{jax}/feed_forward/down", f"{hf}.{down}"),
-        *norm(f"{jax}/feed_forward_norm", f"{hf}.{feed_forward_norm}"),
-    ]
+    return [*entries, *(maps.dense("head", heads[spec.kind]) if spec.kind in heads else [])]
 
 
 def _adapt(names: _Names, spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
@@ -137,7 +111,7 @@ def _family(
     model_type: str,
     name: str,
     names: _Names,
-    *settings: Setting,
+    *more: keys.Key,
     heads: str,
     ignored_keys: str,
     constants: Mapping[str, Any] = {},
@@ -161,7 +135,7 @@ def _family(
             "initializer": "normal",
             **constants,
         },
-        settings=(*settings, const_field("tie_word_embeddings", True)),
+        keys=(*more, keys.constant("tie_word_embeddings", True)),
         weight_map=partial(_weight_map, names),
         prefix=names.prefix,
         head_prefixes=(*heads.split(), "qa_outputs."),
@@ -175,18 +149,18 @@ def _family(
     )
 
 
-_SETTINGS = (
-    field("hidden_size", "d_model", 768),
-    field("num_hidden_layers", "num_encoder_layers", 12),
-    field("num_attention_heads", "num_heads", 12),
-    field("intermediate_size", "d_ff", 3072),
-    field("type_vocab_size", "embeddings.num_types", 2, least=1),
-    field("layer_norm_eps", "norm.eps", 1e-12),
-    field("hidden_dropout_prob", "dropout_rate", 0.1),
-    field("attention_probs_dropout_prob", "attention.dropout_rate", 0.1),
-    const_field("position_embedding_type", "absolute"),
-    const_field("is_decoder", False),
-    const_field("add_cross_attention", False),
+_KEYS = (
+    keys.number("hidden_size", "d_model", 768),
+    keys.number("num_hidden_layers", "num_encoder_layers", 12),
+    keys.number("num_attention_heads", "num_heads", 12),
+    keys.number("intermediate_size", "d_ff", 3072),
+    keys.number("type_vocab_size", "embeddings.num_types", 2, least=1),
+    keys.number("layer_norm_eps", "norm.eps", 1e-12),
+    keys.number("hidden_dropout_prob", "dropout_rate", 0.1),
+    keys.number("attention_probs_dropout_prob", "attention.dropout_rate", 0.1),
+    keys.constant("position_embedding_type", "absolute"),
+    keys.constant("is_decoder", False),
+    keys.constant("add_cross_attention", False),
 )
 _IGNORED_KEYS = """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
     pooler_num_fc_layers pooler_size_per_head pooler_type"""
@@ -194,14 +168,14 @@ _IGNORED_KEYS = """classifier_dropout directionality pooler_fc_size pooler_num_a
 _BERT = _Names(
     prefix="bert.",
     blocks="bert.encoder.layer",
-    parts=(
-        *(f"attention.self.{name}" for name in ("query", "key", "value")),
-        "attention.output.dense",
-        "attention.output.LayerNorm",
-        "intermediate.dense",
-        "output.dense",
-        "output.LayerNorm",
-    ),
+    parts={
+        **{f"attention/{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+        "attention/out": "attention.output.dense",
+        "attention_norm": "attention.output.LayerNorm",
+        "feed_forward/up": "intermediate.dense",
+        "feed_forward/down": "output.dense",
+        "feed_forward_norm": "output.LayerNorm",
+    },
     transform="cls.predictions.transform.dense",
     transform_norm="cls.predictions.transform.LayerNorm",
     output="cls.predictions.decoder",
@@ -216,10 +190,10 @@ BERT = _family(
     "bert",
     "Bert",
     _BERT,
-    field("vocab_size", "vocab_size", 30_522),
-    field("max_position_embeddings", "max_len", 512),
-    enum_field("hidden_act", "feed_forward.activation", "gelu", ACTIVATIONS),
-    *_SETTINGS,
+    keys.number("vocab_size", "vocab_size", 30_522),
+    keys.number("max_position_embeddings", "max_len", 512),
+    keys.choice("hidden_act", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
+    *_KEYS,
     heads="cls. classifier.",
     ignored_keys=_IGNORED_KEYS,
 )
@@ -229,12 +203,12 @@ BERT = _family(
 def _read_positions(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our field; `ConfigError` for another padding id."""
     if hf.get("pad_token_id", 1) != 1:
-        raise unsupported("pad_token_id", hf["pad_token_id"], 1)
-    rows = parse_number("max_position_embeddings", hf.get(_POSITIONS.keys[0], 512), int, 3)
+        raise keys.unsupported("pad_token_id", hf["pad_token_id"], 1)
+    rows = keys.parse_number("max_position_embeddings", hf.get(_POSITIONS.names[0], 512), int, 3)
     return {"max_len": rows - 2}
 
 
-_POSITIONS = Setting(
+_POSITIONS = keys.Key(
     ("max_position_embeddings", "pad_token_id"),
     _read_positions,
     lambda config: {"max_position_embeddings": config.max_len + 2, "pad_token_id": 1},
@@ -253,7 +227,7 @@ _ROBERTA = _BERT._replace(
     classifier_pooler="classifier.dense",
     next_sentence="",
     classifier="classifier.out_proj",
-    positions=rows_after(2),
+    positions=maps.rows_after(2),
 )
 
 
@@ -263,11 +237,11 @@ def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
         model_type,
         name,
         _ROBERTA,
-        field("vocab_size", "vocab_size", vocab_size),
+        keys.number("vocab_size", "vocab_size", vocab_size),
         _POSITIONS,
         # The token head always uses gelu.
-        enum_field("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
-        *_SETTINGS,
+        keys.choice("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
+        *_KEYS,
         heads="lm_head. classifier.",
         ignored_keys=_IGNORED_KEYS,
         classifiers=("classifier.out_proj.weight", "classifier.weight"),
@@ -282,13 +256,14 @@ XLM_ROBERTA = _roberta("xlm-roberta", "XLMRoberta", 30_522)
 _DISTILBERT = _Names(
     prefix="distilbert.",
     blocks="distilbert.transformer.layer",
-    parts=(
-        *(f"attention.{name}_lin" for name in ("q", "k", "v", "out")),
-        "sa_layer_norm",
-        "ffn.lin1",
-        "ffn.lin2",
-        "output_layer_norm",
-    ),
+    parts={
+        **{f"attention/{name}": f"attention.{name[0]}_lin" for name in ("query", "key", "value")},
+        "attention/out": "attention.out_lin",
+        "attention_norm": "sa_layer_norm",
+        "feed_forward/up": "ffn.lin1",
+        "feed_forward/down": "ffn.lin2",
+        "feed_forward_norm": "output_layer_norm",
+    },
     transform="vocab_transform",
     transform_norm="vocab_layer_norm",
     output="vocab_projector",
@@ -302,15 +277,15 @@ DISTILBERT = _family(
     "distilbert",
     "DistilBert",
     _DISTILBERT,
-    field("vocab_size", "vocab_size", 30_522),
-    field("max_position_embeddings", "max_len", 512),
-    field("dim", "d_model", 768),
-    field("n_layers", "num_encoder_layers", 6),
-    field("n_heads", "num_heads", 12),
-    field("hidden_dim", "d_ff", 3072),
-    enum_field("activation", "feed_forward.activation", "gelu", ACTIVATIONS),
-    field("dropout", "dropout_rate", 0.1),
-    field("attention_dropout", "attention.dropout_rate", 0.1),
+    keys.number("vocab_size", "vocab_size", 30_522),
+    keys.number("max_position_embeddings", "max_len", 512),
+    keys.number("dim", "d_model", 768),
+    keys.number("n_layers", "num_encoder_layers", 6),
+    keys.number("n_heads", "num_heads", 12),
+    keys.number("hidden_dim", "d_ff", 3072),
+    keys.choice("activation", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
+    keys.number("dropout", "dropout_rate", 0.1),
+    keys.number("attention_dropout", "attention.dropout_rate", 0.1),
     heads="vocab_ pre_classifier. classifier.",
     ignored_keys="sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_",
     constants={"norm.eps": 1e-12},

@@ -10,44 +10,25 @@ from typing import Any
 
 from jaxformer.config import Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import weight_map as maps
+from jaxformer.pretrained.families.decoder import Names, decoder
 from jaxformer.pretrained.families.rotary import rotary
-from jaxformer.pretrained.family import (
-    ACTIVATIONS,
-    Family,
-    Setting,
-    as_text,
-    const_field,
-    enum_field,
-    field,
-    optional_field,
-    parse_number,
-    tied_output,
-    token_layers,
-    unsupported,
-)
-from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import (
-    SAME,
-    Entry,
-    Transform,
-    dense,
-    linear,
-    norm,
-    shifted,
-    zero_entry,
-)
+from jaxformer.pretrained.family import Family
+from jaxformer.pretrained.weight_map import SAME, Entry, Transform
 
 
-def _biases(*keys: str) -> Setting:
+def _biases(*names: str) -> keys.Key:
     """Biases of attention and feed-forward layers; with one kind ours has both, the other zero."""
 
     def read(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        return {"use_bias": any([parse_number(key, hf.get(key, False), bool) for key in keys])}
+        values = [keys.parse_number(name, hf.get(name, False), bool) for name in names]
+        return {"use_bias": any(values)}
 
-    return Setting(keys, read, lambda config: dict.fromkeys(keys, config.use_bias))
+    return keys.Key(names, read, lambda config: dict.fromkeys(names, config.use_bias))
 
 
-_WINDOW = optional_field("sliding_window", "attention.window", 4096, least=1)
+_WINDOW = keys.number("sliding_window", "attention.window", 4096, least=1, nullable=True)
 """The number of tokens that a token attends to; null means all."""
 
 
@@ -55,13 +36,13 @@ def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> di
     """No field; `ConfigError` for a layer with a window."""
     kinds = hf.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise unsupported("layer_types", kinds, ["full_attention"])
+        raise keys.unsupported("layer_types", kinds, ["full_attention"])
     if hf.get("use_sliding_window"):
-        raise unsupported("use_sliding_window", hf["use_sliding_window"], False)
+        raise keys.unsupported("use_sliding_window", hf["use_sliding_window"], False)
     return {}
 
 
-_FULL_ATTENTION = Setting(
+_FULL_ATTENTION = keys.Key(
     ("layer_types", "use_sliding_window"),
     _read_full_attention,
     lambda _: {"use_sliding_window": False},
@@ -77,7 +58,7 @@ def _read_layer_types(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[
         if kinds == _layer_types(layers, interval):
             return {"attention.full_every": interval}
     raise ConfigError(
-        f"layer_types={as_text(kinds)} is not supported: only sliding_attention with "
+        f"layer_types={keys.as_text(kinds)} is not supported: only sliding_attention with "
         "full_attention in each n-th layer"
     )
 
@@ -87,7 +68,7 @@ def _layer_types(layers: int, interval: int | None) -> list[str]:
     return [names[interval is not None and i % interval == 0] for i in range(1, layers + 1)]
 
 
-_LAYER_TYPES = Setting(
+_LAYER_TYPES = keys.Key(
     ("layer_types",),
     _read_layer_types,
     lambda config: {
@@ -96,62 +77,51 @@ _LAYER_TYPES = Setting(
 )
 """The layers that have a window."""
 
+_QKV, _MLP = ("query", "key", "value"), ("gate", "up", "down")
 # Ours and their names of a block's norms, by the placement.
 _NORMS = {
-    "pre": {"attention_norm": "input", "feed_forward_norm": "post_attention"},
+    "pre": {
+        "attention_norm": "input_layernorm",
+        "feed_forward_norm": "post_attention_layernorm",
+    },
     "sandwich": {
-        "attention_norm": "input",
-        "attention_post_norm": "post_attention",
-        "feed_forward_norm": "pre_feedforward",
-        "feed_forward_post_norm": "post_feedforward",
+        "attention_norm": "input_layernorm",
+        "attention_post_norm": "post_attention_layernorm",
+        "feed_forward_norm": "pre_feedforward_layernorm",
+        "feed_forward_post_norm": "post_feedforward_layernorm",
     },
 }
 
 
-def _weight_map(scale: Transform, spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
-    """The entries of a decoder with its output layer or a classifier; `scale` is that of norms."""
-    body, config = spec.body, spec.config
-    entries = token_layers(spec, "model.embed_tokens.weight")
-    for i in range(config.num_decoder_layers):
-        jax, name = f"{body}decoder/blocks_{i}", f"model.layers.{i}"
-        entries += _layers(jax, name, config, hf)
-        for path, tensor in _NORMS.get(config.norm.placement, {}).items():
-            entries += norm(f"{jax}/{path}", f"{name}.{tensor}_layernorm", False, scale=scale)
-    return [*entries, *norm(f"{body}decoder/final_norm", "model.norm", False, scale=scale)]
-
-
-def _layers(
-    jax: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
+def _block(
+    scale: Transform, jax: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
 ) -> list[Entry]:
-    """The entries of the dense layers of a block, and of the norms of queries and keys."""
+    """The entries of a block; `scale` is the change of form of its norms' scales."""
     attention, feed_forward = (bool(config_json.get(x)) for x in ("attention_bias", "mlp_bias"))
     qkv = attention if config.attention.qkv_bias is None else config.qkv_bias
-    biases = dict.fromkeys(("query", "key", "value"), qkv) | {"out": attention}
     entries = []
-    for name, has_bias in biases.items():
-        kernel = linear(inputs=2) if name == "out" else linear()
-        path, tensor = f"{jax}/attention/{name}", f"{hf}.self_attn.{name[0]}_proj"
-        entries += dense(path, tensor, has_bias, kernel=kernel)
-        ours = config.use_bias if name == "out" else config.qkv_bias
-        entries += [zero_entry(f"{path}/bias")] if ours and not has_bias else []
-    for name in ("gate", "up", "down"):
-        path = f"{jax}/feed_forward/{name}"
-        entries += dense(path, f"{hf}.mlp.{name}_proj", feed_forward)
-        entries += [zero_entry(f"{path}/bias")] if config.use_bias and not feed_forward else []
-    for name in ("query", "key") if config.attention.query_key_norm else ():
-        path, tensor = f"{jax}/attention/{name}_norm", f"{hf}.self_attn.{name[0]}_norm"
-        entries += norm(path, tensor, bias=False)
+    for ours, theirs, has_bias, may_have in (
+        *((f"attention/{x}", f"self_attn.{x[0]}_proj", qkv, config.qkv_bias) for x in _QKV),
+        ("attention/out", "self_attn.o_proj", attention, config.use_bias),
+        *((f"feed_forward/{x}", f"mlp.{x}_proj", feed_forward, config.use_bias) for x in _MLP),
+    ):
+        entries += maps.layers(jax, hf, {ours: theirs}, has_bias)
+        entries += [maps.zero_entry(f"{jax}/{ours}/bias")] if may_have and not has_bias else []
+    entries += maps.layers(jax, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
+    if config.attention.query_key_norm:
+        names = {f"attention/{x}_norm": f"self_attn.{x[0]}_norm" for x in ("query", "key")}
+        entries += maps.layers(jax, hf, names, False)
     return entries
 
 
 def _family(
     name: str,
-    *settings: Setting,
+    *more: keys.Key,
     vocab_size: int,
     max_len: int,
     sizes: tuple[int, int, int, int, int | None] = (4096, 22_016, 32, 32, 32),
     tied: bool = False,
-    activations: Mapping[str, str] = ACTIVATIONS,
+    activations: Mapping[str, str] = keys.ACTIVATIONS,
     scale: Transform = SAME,
     activation_key: str = "hidden_act",
     ignored_keys: str = "",
@@ -163,61 +133,61 @@ def _family(
     and key/value heads.
     """
     d_model, d_ff, layers, heads, kv_heads = sizes
-    return Family(
-        model_type=name.lower(),
-        architectures={
-            f"{name}ForCausalLM": "decoder",
-            f"{name}Model": "bare_decoder",
-            f"{name}ForSequenceClassification": "decoder_classifier",
-        },
+    return decoder(
+        name.lower(),
+        name,
+        Names(
+            embedding="model.embed_tokens",
+            blocks="model.layers",
+            block=partial(_block, scale),
+            final_norm="model.norm",
+            norm={"bias": False, "scale": scale},
+        ),
+        [
+            keys.number("vocab_size", "vocab_size", vocab_size),
+            keys.number("max_position_embeddings", "max_len", max_len),
+            keys.number("hidden_size", "d_model", d_model),
+            keys.number("num_hidden_layers", "num_decoder_layers", layers),
+            keys.number("num_attention_heads", "num_heads", heads),
+            keys.number(
+                "num_key_value_heads",
+                "attention.num_kv_heads",
+                kv_heads,
+                nullable=True,
+                value_of=attrgetter("kv_heads"),
+            ),
+            keys.number("intermediate_size", "d_ff", d_ff),
+            keys.choice(
+                activation_key, "feed_forward.activation", next(iter(activations)), activations
+            ),
+            keys.tied_output(tied),
+            keys.number("rms_norm_eps", "norm.eps", 1e-6),
+            keys.number("attention_dropout", "attention.dropout_rate", 0.0),
+            rotary(),
+            *more,
+        ],
         constants={
             "positions": Rotary(),
             "norm.kind": "rms",
             "norm.placement": "pre",
             "feed_forward.gated": True,
-            "embeddings.scale": False,
-            "initializer": "normal",
             **constants,
         },
-        settings=(
-            field("vocab_size", "vocab_size", vocab_size),
-            field("max_position_embeddings", "max_len", max_len),
-            field("hidden_size", "d_model", d_model),
-            field("num_hidden_layers", "num_decoder_layers", layers),
-            field("num_attention_heads", "num_heads", heads),
-            optional_field(
-                "num_key_value_heads",
-                "attention.num_kv_heads",
-                kv_heads,
-                value_of=attrgetter("kv_heads"),
-            ),
-            field("intermediate_size", "d_ff", d_ff),
-            enum_field(
-                activation_key, "feed_forward.activation", next(iter(activations)), activations
-            ),
-            tied_output(tied),
-            field("rms_norm_eps", "norm.eps", 1e-6),
-            field("attention_dropout", "attention.dropout_rate", 0.0),
-            rotary(),
-            *settings,
-        ),
-        weight_map=partial(_weight_map, scale),
-        prefix="model.",
-        head_prefixes=("lm_head.", "score."),
         ignored_tensors=r"\.rotary_emb\.inv_freq$",
         ignored_keys=frozenset(ignored_keys.split()),
-        classifier_tensors=("score.weight",),
     )
 
 
-def _head_dim(default: int | None) -> Setting:
-    return optional_field("head_dim", "head_dim", default, value_of=attrgetter("key_size"))
+def _head_dim(default: int | None) -> keys.Key:
+    return keys.number(
+        "head_dim", "head_dim", default, nullable=True, value_of=attrgetter("key_size")
+    )
 
 
-_CAUSAL = const_field("use_bidirectional_attention", False)
-_SILU = {"silu": "silu", **ACTIVATIONS}
+_CAUSAL = keys.constant("use_bidirectional_attention", False)
+_SILU = {"silu": "silu", **keys.ACTIVATIONS}
 # The released config.json says "gelu", and means the approximation by tanh.
-_TANH = {"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS, "gelu": "gelu_tanh"}
+_TANH = {"gelu_pytorch_tanh": "gelu_tanh", **keys.ACTIVATIONS, "gelu": "gelu_tanh"}
 
 LLAMA = _family(
     "Llama",
@@ -272,7 +242,7 @@ GEMMA = _family(
     sizes=(3072, 24_576, 28, 16, 16),
     tied=True,
     activations=_TANH,
-    scale=shifted(SAME, 1.0),
+    scale=maps.shifted(SAME, 1.0),
     ignored_keys="hidden_activation",
     constants={"embeddings.scale": True},
 )
@@ -284,21 +254,21 @@ GEMMA2 = _family(
     _biases("attention_bias"),
     _WINDOW,
     _LAYER_TYPES,
-    field(
+    keys.number(
         "query_pre_attn_scalar",
         "attention.query_scalar",
         256,
         value_of=lambda config: config.attention.query_scalar or config.key_size,
     ),
-    optional_field("attn_logit_softcapping", "attention.softcap", 50.0, kind=float),
-    optional_field("final_logit_softcapping", "output.softcap", 30.0, kind=float),
+    keys.number("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
+    keys.number("final_logit_softcapping", "output.softcap", 30.0, nullable=True),
     vocab_size=256_000,
     max_len=8192,
     sizes=(2304, 9216, 26, 8, 4),
     tied=True,
-    activations={"gelu_pytorch_tanh": "gelu_tanh", **ACTIVATIONS},
+    activations={"gelu_pytorch_tanh": "gelu_tanh", **keys.ACTIVATIONS},
     activation_key="hidden_activation",
-    scale=shifted(SAME, 1.0),
+    scale=maps.shifted(SAME, 1.0),
     ignored_keys="hidden_act cache_implementation sliding_window_size",
     constants={"norm.placement": "sandwich", "embeddings.scale": True},
 )

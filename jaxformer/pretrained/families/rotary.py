@@ -6,54 +6,45 @@ from typing import Any
 
 from jaxformer.config import Linear, Llama3, NoScaling, Rotary, TransformerConfig, Yarn
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import (
-    Setting,
-    as_text,
-    const_field,
-    field,
-    optional_field,
-    parse_number,
-    unsupported,
-    warn_ignored,
-)
+from jaxformer.pretrained import config_keys as keys
 
 _FRACTION, _MSCALE = "partial_rotary_factor", "attention_factor"
 
-_FACTOR = field("factor", "factor", 1.0)
-_ORIGINAL_LEN = field(
+_FACTOR = keys.number("factor", "factor", 1.0)
+_ORIGINAL_LEN = keys.number(
     "original_max_position_embeddings", "original_len", lambda fields: fields["max_len"]
 )
 # The keys of each kind of scaling.
-_SCALINGS: dict[type[NoScaling], tuple[Setting, ...]] = {
+_SCALINGS: dict[type[NoScaling], tuple[keys.Key, ...]] = {
     NoScaling: (),
     Linear: (_FACTOR,),
     Llama3: (
         _FACTOR,
-        field("low_freq_factor", "low_freq_factor", 1.0),
-        field("high_freq_factor", "high_freq_factor", 4.0),
+        keys.number("low_freq_factor", "low_freq_factor", 1.0),
+        keys.number("high_freq_factor", "high_freq_factor", 4.0),
         _ORIGINAL_LEN,
     ),
     Yarn: (
         _ORIGINAL_LEN,
-        field("factor", "factor", lambda fields: fields["max_len"] / fields["original_len"]),
-        field("beta_fast", "beta_fast", 32.0),
-        field("beta_slow", "beta_slow", 1.0),
-        optional_field("attention_factor", "attention_factor", None, kind=float),
-        const_field("truncate", True),
+        keys.number("factor", "factor", lambda fields: fields["max_len"] / fields["original_len"]),
+        keys.number("beta_fast", "beta_fast", 32.0),
+        keys.number("beta_slow", "beta_slow", 1.0),
+        keys.number("attention_factor", "attention_factor", None, kind=float, nullable=True),
+        keys.constant("truncate", True),
     ),
 }
 _NAMES = {"default": NoScaling, "linear": Linear, "llama3": Llama3, "yarn": Yarn}
 
 
-def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float = 1.0) -> Setting:
+def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float = 1.0) -> keys.Key:
     """The base and the scaling of rotary positions, which newer versions store in one object.
 
     `base` and `fraction` are the keys of older versions. Without `fraction` whole heads are
     rotated, except by scaled positions with a "partial_rotary_factor".
     """
-    keys = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.keys[0])
+    names = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.names[0])
     read = partial(_read, base, fraction, default_fraction)
-    return Setting(keys, read, partial(_write, base, fraction))
+    return keys.Key(names, read, partial(_write, base, fraction))
 
 
 def _read(
@@ -70,26 +61,26 @@ def _read(
     name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     rope = hf.get(name) or {}
     if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise ConfigError(f"{name}={as_text(rope)}, but it must be an object of numbers")
+        raise ConfigError(f"{name}={keys.as_text(rope)}, but it must be an object of numbers")
     kind = _kind(name, rope)
-    settings = _SCALINGS[kind]
-    unknown = rope.keys() - {key for setting in settings for key in setting.keys}
+    scaling = _SCALINGS[kind]
+    unknown = rope.keys() - {key for each in scaling for key in each.names}
     unknown -= {"rope_theta", "rope_type", "type", _FRACTION}
     if kind is Yarn and {"mscale", "mscale_all_dim"} <= unknown and not rope.get(_MSCALE):
         raise ConfigError(f"{name}.mscale is not supported: give {name}.{_MSCALE}, its result")
     whole = not fraction and kind is NoScaling  # the models of transformers rotate whole heads
     unknown |= {_FRACTION} if whole and (hf.get(_FRACTION) or rope.get(_FRACTION)) else set()
-    warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
-    if hf.get(_ORIGINAL_LEN.keys[0]):
-        rope = rope | {_ORIGINAL_LEN.keys[0]: hf[_ORIGINAL_LEN.keys[0]]}
+    keys.warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
+    if hf.get(_ORIGINAL_LEN.names[0]):
+        rope = rope | {_ORIGINAL_LEN.names[0]: hf[_ORIGINAL_LEN.names[0]]}
     values: dict[str, Any] = {}
-    for setting in settings:
-        values |= setting.read(rope, {**fields, **values})
+    for each in scaling:
+        values |= each.read(rope, {**fields, **values})
 
     def number(key: str, old: str, default: float) -> float:
         for value in (rope.get(key), hf.get(old)):
             if value is not None:
-                return parse_number(f"{name}.{key}" if key in rope else old, value, float)
+                return keys.parse_number(f"{name}.{key}" if key in rope else old, value, float)
         return default
 
     rotated = 1.0 if whole else number(_FRACTION, fraction or _FRACTION, default_fraction)
@@ -100,7 +91,7 @@ def _kind(key: str, rope: Mapping[str, Any]) -> type[NoScaling]:
     """The kind of scaling, which has an older key too."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str) or kind not in _NAMES:
-        raise unsupported(f"{key}.rope_type", kind, *_NAMES)
+        raise keys.unsupported(f"{key}.rope_type", kind, *_NAMES)
     return _NAMES[kind]
 
 
@@ -114,6 +105,6 @@ def _write(base: str, fraction: str, config: TransformerConfig) -> dict[str, Any
     rope = {"rope_theta": positions.base}
     rope["rope_type"] = next(name for name, named in _NAMES.items() if named is kind)
     rope |= {_FRACTION: positions.fraction} if fraction else {}
-    for setting in _SCALINGS[kind]:
-        rope |= setting.write(positions.scaling)
+    for each in _SCALINGS[kind]:
+        rope |= each.write(positions.scaling)
     return old | {"rope_parameters": rope}

@@ -7,19 +7,14 @@ from typing import Any
 
 from jaxformer.config import Relative, TransformerConfig, with_fields
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained.family import (
-    ACTIVATIONS,
-    Family,
-    Setting,
-    const_field,
-    field,
-    parse_number,
-    unsupported,
-)
+from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import weight_map as maps
+from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
-from jaxformer.pretrained.weight_map import SAME, Entry, dense, entry, linear, norm, scaled
+from jaxformer.pretrained.weight_map import SAME, Entry
 
 _OUTPUT = "lm_head.weight"
+_DOWN = {"down": "wo"}
 _EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
@@ -38,55 +33,43 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
         entries += _stack(config, "decoder", config.num_decoder_layers)
         factor = config.d_model**-0.5 if tied and _is_scaled(hf) else 1.0
         last = "decoder/final_norm/scale", "decoder.final_layer_norm.weight"
-        entries += [entry(*last, scaled(SAME, factor))]
-        entries += [] if tied else [entry("output/kernel", _OUTPUT, linear())]
-    return [*entries, *norm("encoder/final_norm", "encoder.final_layer_norm", bias=False)]
+        entries += [maps.entry(*last, maps.scaled(SAME, factor))]
+        entries += [] if tied else [maps.entry("output/kernel", _OUTPUT, maps.linear())]
+    return [*entries, *maps.norm("encoder/final_norm", "encoder.final_layer_norm", bias=False)]
 
 
 def _stack(config: TransformerConfig, stack: str, layers: int) -> list[Entry]:
     bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
-    entries = [entry(f"{stack}/positions/relative_bias", bias)]
-    parts = {"attention": "SelfAttention", "feed_forward": "DenseReluDense"}
-    if stack == "decoder":
-        parts = {
-            "attention": "SelfAttention",
-            "cross_attention": "EncDecAttention",
-            "feed_forward": "DenseReluDense",
-        }
+    entries = [maps.entry(f"{stack}/positions/relative_bias", bias)]
+    parts = {"attention": "SelfAttention", "cross_attention": "EncDecAttention"}
+    if stack == "encoder":
+        del parts["cross_attention"]
+    up = {"gate": "wi_0", "up": "wi_1"} if config.feed_forward.gated else {"up": "wi"}
+    last = len(parts)  # the number of the feed-forward layer
+    names = {f"feed_forward/{x}": f"{last}.DenseReluDense.{y}" for x, y in (up | _DOWN).items()}
+    names["feed_forward_norm"] = f"{last}.layer_norm"
+    queries = maps.scaled(maps.linear(), math.sqrt(config.key_size))
+    for j, (part, name) in enumerate(parts.items()):
+        names |= {f"{part}/{x}": f"{j}.{name}.{x[0]}" for x in ("key", "value", "out")}
+        names[f"{part}_norm"] = f"{j}.layer_norm"
     for i in range(layers):
+        jax, hf = f"{stack}/blocks_{i}", f"{stack}.block.{i}.layer"
+        entries += maps.layers(jax, hf, names, False)
         for j, (part, name) in enumerate(parts.items()):
-            jax, hf = f"{stack}/blocks_{i}/{part}", f"{stack}.block.{i}.layer.{j}"
-            entries += norm(f"{jax}_norm", f"{hf}.layer_norm", bias=False)
-            make = _feed_forward if part == "feed_forward" else _attention
-            entries += make(config, jax, f"{hf}.{name}")
+            query = f"{jax}/{part}/query", f"{hf}.{j}.{name}.q"
+            entries += maps.dense(*query, False, kernel=queries)
     return entries
-
-
-def _attention(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
-    query = scaled(linear(), math.sqrt(config.key_size))
-    return [
-        *dense(f"{jax}/query", f"{hf}.q", False, kernel=query),
-        *dense(f"{jax}/key", f"{hf}.k", False),
-        *dense(f"{jax}/value", f"{hf}.v", False),
-        *dense(f"{jax}/out", f"{hf}.o", False, kernel=linear(inputs=2)),
-    ]
-
-
-def _feed_forward(config: TransformerConfig, jax: str, hf: str) -> list[Entry]:
-    names = {"gate": "wi_0", "up": "wi_1"} if config.feed_forward.gated else {"up": "wi"}
-    pairs = (names | {"down": "wo"}).items()
-    return [row for a, b in pairs for row in dense(f"{jax}/{a}", f"{hf}.{b}", False)]
 
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for an unknown activation."""
     projection = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
     name = projection.removeprefix("gated-") if isinstance(projection, str) else ""
-    if name not in ACTIVATIONS:
-        gated = (f"gated-{name}" for name in ACTIVATIONS)
-        raise unsupported("feed_forward_proj", projection, *ACTIVATIONS, *gated)
+    if name not in keys.ACTIVATIONS:
+        gated = (f"gated-{name}" for name in keys.ACTIVATIONS)
+        raise keys.unsupported("feed_forward_proj", projection, *keys.ACTIVATIONS, *gated)
     # gelu in T5 1.1 is the approximation by tanh.
-    activation = "gelu_tanh" if projection == "gated-gelu" else ACTIVATIONS[name]
+    activation = "gelu_tanh" if projection == "gated-gelu" else keys.ACTIVATIONS[name]
     return {"feed_forward.activation": activation, "feed_forward.gated": name != projection}
 
 
@@ -96,23 +79,27 @@ def _write_projection(config: TransformerConfig) -> dict[str, Any]:
         return {"feed_forward_proj": "gated-gelu"}
     if gated and activation == "gelu":
         raise ConfigError("gated layers with activation='gelu' are not supported: use 'gelu_tanh'")
-    name = next(name for name, jax in ACTIVATIONS.items() if jax == activation)
+    name = next(name for name, jax in keys.ACTIVATIONS.items() if jax == activation)
     return {"feed_forward_proj": f"gated-{name}" if gated else name}
 
 
 def _read_dropout(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The three fields."""
-    rate = parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
+    rate = keys.parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
     names = ("dropout_rate", "attention.dropout_rate", "feed_forward.dropout_rate")
     return dict.fromkeys(names, rate)
 
 
-_TYING = Setting(
+_TYING = keys.Key(
     ("tie_word_embeddings", "scale_decoder_outputs"),
     lambda hf, _: {"embeddings.tied": "all" if _is_scaled(hf) else "inputs"},
     lambda config: {"tie_word_embeddings": config.ties_output},
 )
 """Whether the output is the transpose of the embedding: in T5, but not in T5 1.1."""
+
+
+def _of_encoder(fields: Mapping[str, Any]) -> int:
+    return fields["num_encoder_layers"]
 
 
 def _is_scaled(hf: Mapping[str, Any]) -> bool:
@@ -121,7 +108,8 @@ def _is_scaled(hf: Mapping[str, Any]) -> bool:
     mT5 never does it, and its folders say both of `tie_word_embeddings`.
     """
     implied = hf.get("tie_word_embeddings", True) if hf["model_type"] == "t5" else False
-    return parse_number("scale_decoder_outputs", hf.get("scale_decoder_outputs", implied), bool)
+    name = "scale_decoder_outputs"
+    return keys.parse_number(name, hf.get(name, implied), bool)
 
 
 def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
@@ -152,26 +140,26 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
             "use_bias": False,
             "embeddings.scale": False,
         },
-        settings=(
-            field("vocab_size", "vocab_size", vocab_size),
-            field("n_positions", "max_len", 512),
-            field("d_model", "d_model", 512),
-            field("d_kv", "head_dim", 64, value_of=attrgetter("key_size")),
-            field("d_ff", "d_ff", d_ff),
-            field("num_layers", "num_encoder_layers", layers),
-            field("num_decoder_layers", "num_decoder_layers", lambda x: x["num_encoder_layers"]),
-            field("num_heads", "num_heads", heads),
-            field("relative_attention_num_buckets", "positions.buckets", 32),
-            field("relative_attention_max_distance", "positions.max_distance", 128),
-            field("layer_norm_epsilon", "norm.eps", 1e-6),
-            Setting(("feed_forward_proj",), _read_projection, _write_projection),
-            Setting(
+        keys=(
+            keys.number("vocab_size", "vocab_size", vocab_size),
+            keys.number("n_positions", "max_len", 512),
+            keys.number("d_model", "d_model", 512),
+            keys.number("d_kv", "head_dim", 64, value_of=attrgetter("key_size")),
+            keys.number("d_ff", "d_ff", d_ff),
+            keys.number("num_layers", "num_encoder_layers", layers),
+            keys.number("num_decoder_layers", "num_decoder_layers", _of_encoder),
+            keys.number("num_heads", "num_heads", heads),
+            keys.number("relative_attention_num_buckets", "positions.buckets", 32),
+            keys.number("relative_attention_max_distance", "positions.max_distance", 128),
+            keys.number("layer_norm_epsilon", "norm.eps", 1e-6),
+            keys.Key(("feed_forward_proj",), _read_projection, _write_projection),
+            keys.Key(
                 ("dropout_rate",),
                 _read_dropout,
                 lambda config: {"dropout_rate": config.dropout_rate},
             ),
             _TYING,
-            const_field("is_decoder", False),
+            keys.constant("is_decoder", False),
         ),
         weight_map=weight_map,
         prefix="",

@@ -1,11 +1,11 @@
 """What a published folder says of its tokenizer: roles, further tokens, the class, languages."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxformer.errors import DataError
+from jaxformer.storage import read_json
 from jaxformer.text.tokenizers.languages import Languages
 from jaxformer.text.tokenizers.tokenizer import Tokenizer, all_special_ids
 
@@ -56,16 +56,16 @@ class FolderSettings:
 
     def __init__(self, folder: Path, name: str = "tokenizer_config.json") -> None:
         self._path = folder / name
-        config = read_object(self._path, {})
-        model = read_object(folder / "config.json", {})
+        config = read_json(self._path, default={})
+        model = read_json(folder / "config.json", default={})
         if "added_tokens_decoder" not in config:
-            config |= read_object(folder / "special_tokens_map.json", {})
+            config |= read_json(folder / "special_tokens_map.json", default={})
         self.config: dict[str, Any] = config
         kind = config.get("tokenizer_class") or model.get("tokenizer_class")
         kind = kind or _CLASSES.get(str(model.get("model_type")), "")
         self.kind: str = str(kind).removesuffix("Fast")
         self.roles = self._read_roles()
-        self.added = self._read_added(read_object(folder / "added_tokens.json", {}))
+        self.added = self._read_added(read_json(folder / "added_tokens.json", default={}))
 
     def option(self, name: str, default: bool | None) -> bool | None:
         """The truth value `name` of tokenizer_config.json, or `default`."""
@@ -125,20 +125,6 @@ class FolderSettings:
             return added | {int(index): dict(token) for index, token in newer.items()}
         except (AttributeError, TypeError, ValueError) as error:
             raise DataError(f"{self._path}: added_tokens_decoder must hold tokens") from error
-
-
-def read_object(path: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
-    """The object in a JSON file; `default` if there is no such file."""
-    if default is not None and not path.exists():
-        return default
-    text = read_text(path)
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}: not a whole JSON file: {error}") from error
-    if not isinstance(content, dict):
-        raise DataError(f"{path}: must hold a JSON object, got {type(content).__name__}")
-    return content
 
 
 def read_text(path: Path) -> str:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
-from jaxformer.storage import to_path
-from jaxformer.text.tokenizers.folder_settings import FolderSettings, read_object, read_text
+from jaxformer.storage import read_json, to_path
+from jaxformer.text.tokenizers.folder_settings import FolderSettings, read_text
 from jaxformer.text.tokenizers.languages import Languages
 from jaxformer.text.tokenizers.sentencepiece import read_sentencepiece
 from jaxformer.text.tokenizers.tokenizer import (
@@ -186,7 +186,7 @@ def _add_template(tokenizer: "tokenizers.Tokenizer", settings: FolderSettings) -
 
 
 def _read_vocabulary(path: Path) -> dict[str, int]:
-    vocabulary = read_object(path)
+    vocabulary = read_json(path)
     ids = vocabulary.values()
     if not all(type(i) is int for i in ids) or sorted(ids) != list(range(len(ids))):
         raise DataError(f"{path}: its {len(ids)} tokens must have the ids from 0, each once")
