@@ -20,13 +20,13 @@ from experiments.harness import cli
 from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import (
+    SWEEP,
     expand,
     experiment_of,
     find_runs,
     group_runs,
     settings_of,
 )
-from experiments.harness.results.sweeping import SWEEP
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
 from experiments.harness.runs.run_files import Record

@@ -6,32 +6,43 @@ runs/sweeps/NAME. The same command again resumes: it trains what is not finished
 variants are compared.
 """
 
+import json
+import re
 import subprocess
 import sys
+import traceback
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, make_dataclass, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import product
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from experiments import registry
 from experiments.harness import cli
-from experiments.harness.results import comparing, sweeping, tables
-from experiments.harness.results.sweeping import Sweep
-from experiments.harness.runs.checkpoint_selection import TrainResult
+from experiments.harness.cli import config_files, display
+from experiments.harness.results import comparing, tables
+from experiments.harness.results.groups import SWEEP, settings_of, shared_settings
+from experiments.harness.runs import run_folder
+from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_files import Record
 from experiments.harness.training import build
 from jaxformer import storage
-from jaxformer.config import Checked, Count, Natural, import_by_name
+from jaxformer.config import Checked, Count, Natural, import_by_name, to_plain
 from jaxformer.errors import ConfigError, DataError
+
+Overrides = Mapping[str, Any]
+"""Dotted names of settings, such as model.d_model -> values."""
+_SEED = "training.seed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions(Checked):
     """The cells of a sweep, and the processes that train them."""
 
-    experiment: str = ""
-    """The experiment, or the module of your own; it stands first, without --experiment."""
     seeds: Count = 1
     """Seeds of each variant: --training.seed and those after it."""
     vary: tuple[str, ...] = ()
@@ -40,17 +51,8 @@ class SweepOptions(Checked):
     """Your own function package.module:name that yields variants, {"model.d_model": 192} each."""
     jobs: Count = 1
     """Processes that train cells at the same time."""
-    cell: Natural | None = None
-    """Trains the cell of this number alone, from 0, as a task of a job array does."""
-
-
-def presets_of(name: str) -> dict[str, Any]:
-    """The presets of an experiment, by its name or module, with the options of a sweep."""
-    experiment = registry.find(name)
-    bases = SweepOptions, registry.config_class(experiment)
-    words = {"__doc__": "Cells, and what they share."}
-    kind = make_dataclass("Sweep", [], bases=bases, namespace=words, frozen=True)
-    return cli.with_options(experiment.PRESETS, kind)
+    cell: tuple[Natural, ...] = ()
+    """Trains the cells of these numbers alone, from 0, as a task of a job array does."""
 
 
 def sweep(
@@ -58,7 +60,7 @@ def sweep(
     *,
     name: str,
     vary: Mapping[str, Sequence[Any]] | None = None,
-    cells: Iterable[Mapping[str, Any]] = ({},),
+    cells: Iterable[Overrides] = ({},),
     seeds: int = 1,
     loggers: Iterable[Logger] = (),
     experiment: str = "",
@@ -71,107 +73,207 @@ def sweep(
     module (empty: the one that configs of this class belong to). Returns the results of the cells
     by their names, without those that failed; the screen says which, and `failed/` why.
     """
-    trained = registry.find(experiment) if experiment else registry.of_config(config)
+    module = registry.find(experiment) if experiment else registry.of_config(config)
     base = build.with_values(replace(config, name=name), **values)
-    opened = _open(base, trained.EXPERIMENT, vary or {}, cells, seeds)
-    sweeping.run_cells(opened, partial(trained.train, loggers=tuple(loggers)))
-    results = {cell: opened.result(cell) for cell in opened.cells}
+    runs = open_cells(module, base, name_cells(base, vary or {}, cells, seeds))
+    train_cells(module, runs, tuple(loggers))
+    results = {run.name: result_of(module, run) for run in runs}
     return {cell: result for cell, result in results.items() if result is not None}
 
 
-def open_cells(options: Any) -> Sweep:
-    """The sweep of the command with `options`, created or opened again."""
-    experiment = registry.find(options.experiment)
-    kind = registry.config_class(experiment)
-    config = kind(**{field.name: getattr(options, field.name) for field in fields(kind)})
-    variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
-    vary = sweeping.read_vary(config, options.vary)
-    return _open(config, experiment.EXPERIMENT, vary, variants, options.seeds)
-
-
-def main(options: Any) -> None:
-    """Trains the cells and compares them, or trains one cell."""
-    opened, experiment = open_cells(options), registry.find(options.experiment)
-    if options.cell is not None:
-        names = list(opened.cells)
-        if not 0 <= options.cell < len(names):
-            raise ConfigError(f"cell={options.cell}, but the sweep has cells 0 to {len(names) - 1}")
-        sweeping.run_cell(opened, names[options.cell], experiment.train)
-        _raise_failures(opened, [names[options.cell]])
-        return
-    if options.distributed or options.coordinator:
-        raise ConfigError("a cell of several processes needs --cell: give the number of one")
-    codes = []
-    if options.jobs > 1:
-        codes = _run_jobs(opened, options.jobs)
-    else:
-        sweeping.run_cells(opened, experiment.train)
-    _print_results(opened)
-    _raise_failures(opened, opened.cells)
-    if any(codes):
-        raise SystemExit(f"processes ended with codes {codes}: see {opened.folder / 'logs'}")
-
-
-def _open(
+def name_cells(
     config: Any,
-    experiment: str,
     vary: Mapping[str, Sequence[Any]],
-    variants: Iterable[Mapping[str, Any]],
-    seeds: int,
-) -> Sweep:
-    combined = ({**variant, **point} for variant in variants for point in sweeping.grid(vary))
-    return sweeping.open_sweep(config, experiment, sweeping.name_cells(config, combined, seeds))
+    variants: Iterable[Overrides] = ({},),
+    seeds: int = 1,
+) -> dict[str, Overrides]:
+    """The cells of each of `variants` with each combination of values, by their names.
+
+    Each has `seeds` seeds, from that of `config` on; one with a seed of its own is one cell. A name
+    has the last words of the settings, as in `learning_rate=0.001,seed=0`. Raises `ConfigError` for
+    two cells of one name.
+    """
+    seeded = range(config.training.seed, config.training.seed + seeds)
+    grid = [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
+    made = [{**variant, **point} for variant in variants for point in grid]
+    cells = [
+        {**variant, _SEED: seed}
+        for variant in to_plain(made)
+        for seed in ([variant[_SEED]] if _SEED in variant else seeded)
+    ]
+    last = Counter(name.rpartition(".")[2] for name in {name for cell in cells for name in cell})
+    named: dict[str, Overrides] = {}
+    for cell in cells:
+        short = {name: name.rpartition(".")[2] for name in cell}
+        words = (f"{word if last[word] == 1 else x}={_word(cell[x])}" for x, word in short.items())
+        name = ",".join(words)
+        if name in named:
+            raise ConfigError(f"two cells would be named {name}: give each setting once")
+        named[name] = cell
+    return named
 
 
-def _run_jobs(opened: Sweep, jobs: int) -> list[int]:
-    """Trains the cells in `jobs` processes, each the next that no other has; their exit codes."""
-    folder = opened.folder / "logs"
-    command = [sys.executable, "-m", "experiments.sweep", *sys.argv[1:], "--jobs", "1"]
+def _word(value: Any) -> str:
+    """`value` as a part of a folder's name."""
+    text = value if isinstance(value, str) else json.dumps(value)
+    return re.sub(r"[^\w.+-]+", "-", text).strip("-") or "none"
+
+
+def read_vary(config: Any, texts: Iterable[str]) -> dict[str, list[Any]]:
+    """FIELD=a,b as a field of `config` and its values; `ConfigError` where that does not fit."""
+    vary: dict[str, list[Any]] = {}
+    for text in texts:
+        field, equals, values = text.partition("=")
+        if not (field and equals and values) or field in vary:
+            raise ConfigError(f"--vary {text}: give each field once, as FIELD=VALUE,VALUE")
+        vary[field] = [cli.read_option(config, field, value) for value in values.split(",")]
+    return vary
+
+
+def open_cells(experiment: ModuleType, config: Any, cells: Mapping[str, Overrides]) -> list[Any]:
+    """The configurations of `cells` of the run `config`, in the folder RUNS/sweeps/NAME.
+
+    Writes sweep.json, which keeps the cells of earlier calls too. Raises `ConfigError` when it was
+    made with other settings, and for a cell with settings that contradict each other.
+    """
+    folder = run_folder.folder_of(config.runs, "sweeps", config.name)
+    texts = config.text_cache_dir  # of RUNS, as a cell in RUNS/sweeps/NAME names it
+    texts = str(Path("..", "..", texts)) if texts else ""
+    base = replace(config, runs=str(folder), sweep=config.name, text_cache_dir=texts)
+    runs = [
+        replace(config_files.with_overrides(base, changes), name=name)
+        for name, changes in cells.items()
+    ]
+    record, settings = Record(folder / SWEEP), to_plain(config)
+    begun = record.read() if any(folder.glob("*/*/checkpoints/[0-9]*")) else {}
+    if begun:
+        run_folder.refuse_differences(begun["settings"], settings, folder, config.free_fields())
+    folder.mkdir(parents=True, exist_ok=True)
+    facts = {"experiment": experiment.EXPERIMENT, "settings": settings}
+    record.write(facts | {"cells": begun.get("cells", {}) | dict(cells)})
+    return runs
+
+
+def train_cells(experiment: ModuleType, runs: list[Any], loggers: Sequence[Logger] = ()) -> None:
+    """Trains those of `runs` that are not finished, one after the other.
+
+    An error ends its cell alone, and is written to failed/CELL.json; a signal ends all.
+    """
+    for number, run in enumerate(runs, start=1):
+        display.say(f"\ncell {number} of {len(runs)}: {run.name}")
+        failure = _failure_of(run)
+        failure.path.unlink(missing_ok=True)
+        if result_of(experiment, run) is not None:
+            display.say("finished before")
+            continue
+        try:
+            experiment.train(run, loggers=loggers)
+        except Exception as error:
+            why = {"exit_code": cli.exit_code(error), "error": cli.sentence(error)}
+            failure.path.parent.mkdir(exist_ok=True)
+            failure.write(why | {"traceback": "".join(traceback.format_exception(error))})
+            display.say(f"failed: {why['error']}")
+
+
+def result_of(experiment: ModuleType, run: Any) -> TrainResult | None:
+    """The result of the cell `run`, or None until it is finished with these settings.
+
+    A cell that was scored with another beam size or test text is not: `train` scores it again.
+    """
+    folder = run_folder.folder_of(run.runs, experiment.EXPERIMENT, run.name)
+    wanted = shared_settings(config_files.flat(to_plain(run)))
+    try:
+        return read_result(folder) if shared_settings(settings_of(folder)) == wanted else None
+    except (ConfigError, DataError):
+        return None
+
+
+def _failure_of(run: Any) -> Record:
+    """The record of why the cell `run` failed, if it has."""
+    return Record(storage.to_path(run.runs) / "failed" / f"{run.name}.json")
+
+
+def parse(args: Sequence[str]) -> tuple[ModuleType, Any, SweepOptions]:
+    """The experiment among the words `args`, the run that they describe, and their `SweepOptions`.
+
+    The words end the process as those of `cli.parse` do.
+    """
+    name, words = registry.named_in(args), list(args)
+    if name in ("-h", "--help"):
+        cli.parse({"default": SweepOptions()}, ["--help"], __doc__)
+    experiment = registry.find(name)
+    words.remove(name)
+    options, words = cli.take_options(SweepOptions(), words)
+    return experiment, cli.parse(experiment.PRESETS, words, __doc__), options
+
+
+def main(args: Sequence[str]) -> None:
+    """Trains the cells and compares them, or trains some cells alone."""
+    experiment, config, options = parse(args)
+    variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
+    cells = name_cells(config, read_vary(config, options.vary), variants, options.seeds)
+    runs, missing = open_cells(experiment, config, cells), 0
+    if options.cell:
+        if max(options.cell) >= len(runs):
+            last = len(runs) - 1
+            raise ConfigError(f"cell={max(options.cell)}, but the sweep has cells 0 to {last}")
+        runs = [runs[number] for number in options.cell]
+        train_cells(experiment, runs)
+    elif config.distributed or config.coordinator:
+        raise ConfigError("a cell of several processes needs --cell: give the number of one")
+    else:
+        if options.jobs > 1:
+            _run_jobs(runs, options.jobs, args)
+        else:
+            train_cells(experiment, runs)
+        missing = _print_results(experiment, runs)
+    failed = {run.name: why for run in runs if (why := _failure_of(run).read())}
+    for cell, why in failed.items():
+        path = f"{runs[0].runs}/failed/{cell}.json"
+        print(f"error: {cell} failed: {why['error']} (traceback: {path})", file=sys.stderr)
+    if failed:
+        raise SystemExit(next(iter(failed.values()))["exit_code"])
+    if missing:
+        raise SystemExit(f"{missing} cells are not finished: see {runs[0].runs}/logs")
+
+
+def _run_jobs(runs: list[Any], jobs: int, args: Sequence[str]) -> None:
+    """Trains the cells in `jobs` processes, each of which has every so many."""
+    folder = storage.to_path(runs[0].runs) / "logs"
     with ExitStack() as stack:
         logs, workers = stack.enter_context(storage.written_here(folder)), []
-        for job in range(min(jobs, len(opened.cells))):
+        for job in range(min(jobs, len(runs))):
             log = stack.enter_context((logs / f"job{job}.txt").open("ab"))
+            cells = map(str, range(job, len(runs), jobs))
+            command = [sys.executable, "-m", "experiments.sweep", *args, "--cell", *cells]
             # In a session of its own, a worker gets no SIGINT of the terminal, but one SIGTERM.
             worker = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             workers.append(worker)
             stack.callback(worker.wait)  # it saves and ends, if it still runs
             stack.callback(worker.terminate)
         print(f"{len(workers)} processes train; {folder} has what they say", flush=True)
-        return [worker.wait() for worker in workers]
+        for worker in workers:
+            worker.wait()
 
 
-def _print_results(opened: Sweep) -> None:
-    """Prints the table of the variants, and what is not finished."""
-    missing = [cell for cell in opened.cells if opened.result(cell) is None]
-    print(f"\n{len(opened.cells) - len(missing)} of {len(opened.cells)} cells are finished")
-    if missing:
+def _print_results(experiment: ModuleType, runs: list[Any]) -> int:
+    """Prints the table of the variants, and what is not finished: the number of these cells."""
+    results = [result_of(experiment, run) for run in runs]
+    finished = [result.folder for result in results if result is not None]
+    print(f"\n{len(finished)} of {len(runs)} cells are finished")
+    if len(finished) < len(runs):
+        missing = (run.name for run, x in zip(runs, results, strict=True) if x is None)
         print(f"not finished: {' '.join(missing)}\nThe same command again trains them.")
-    if len(missing) < len(opened.cells):
+    if finished:
         try:
-            finished = [opened.folder_of(cell) for cell in opened.cells if cell not in missing]
             print(f"\n{tables.render(comparing.compare(finished))}")
         except (ConfigError, DataError) as error:
             print(f"not compared: {cli.sentence(error)}")
         print("\nNext:")
-        for command in (f"page {opened.folder}", f"compare {opened.folder} --format latex"):
+        for command in (f"page {runs[0].runs}", f"compare {runs[0].runs} --format latex"):
             print(f"  python -m experiments.runs {command}")
-
-
-def _raise_failures(opened: Sweep, cells: Iterable[str]) -> None:
-    """Ends the process with the exit code of the first of `cells` that failed, if one has."""
-    failed = {cell: why for cell, why in sweeping.failures(opened).items() if cell in cells}
-    for cell, failure in failed.items():
-        path = opened.failure_of(cell)
-        print(f"error: {cell} failed: {failure['error']} (traceback: {path})", file=sys.stderr)
-    if failed:
-        raise SystemExit(next(iter(failed.values()))["exit_code"])
-
-
-def _presets(args: Sequence[str]) -> Mapping[str, Any]:
-    """The presets of the experiment that `args` name; without `args` no run's."""
-    first = registry.named_in(args)
-    return {"default": SweepOptions()} if first in ("-h", "--help") else presets_of(first)
+    return len(runs) - len(finished)
 
 
 if __name__ == "__main__":
-    cli.start(main, lambda: _presets(sys.argv[1:]), __doc__, positional="experiment")
+    sys.exit(cli.run(lambda: main(sys.argv[1:])))

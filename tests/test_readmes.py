@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 import jaxformer as jf
+from experiments import sweep
 from experiments.harness import cli
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.plan import presets_of
 from experiments.runs import COMMANDS as RUNS_COMMANDS
-from experiments.sweep import presets_of as sweep_presets
 from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.presets import PRESETS
 from tests.documents import PAGES, ROOT, blocks, prose
@@ -24,7 +24,6 @@ COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMM
 POSITIONAL = {
     **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
     "results": "runs",
-    "sweep": "experiment",
     "plan": "experiment",
 }
 
@@ -38,9 +37,7 @@ def options_of(command: str) -> dict:
         "language_modelling.train": LANGUAGE_PRESETS,
         "plan": presets_of("translation"),
         "plan language_modelling": presets_of("language_modelling"),
-        "sweep": sweep_presets("translation"),
-        "sweep language_modelling": sweep_presets("language_modelling"),
-        "sweep finetuning": sweep_presets("finetuning"),
+        "sweep": {"default": sweep.SweepOptions()},
         **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
         "torch_reference.train_gpt": LANGUAGE_PRESETS,
         "torch_reference.train_translation": PRESETS,
@@ -117,7 +114,10 @@ def test_a_command_of_a_readme_parses(command, args):
         word = words.pop(0) if words and words[0] in RUNS_COMMANDS else "list"
         command = f"runs {word}"
     positional = POSITIONAL.get(command, "")
-    if command in ("sweep", "plan") and words[:1] in (["language_modelling"], ["finetuning"]):
+    if command == "sweep" and words:
+        sweep.parse([words[0].replace("my_package.train", "translation"), *words[1:]])
+        return
+    if command == "plan" and words[:1] == ["language_modelling"]:
         command = f"{command} {words[0]}"
     cli.parse(options_of(command), words, positional=positional)
 

@@ -1,9 +1,9 @@
 """Variants of the tables of results, for `experiments.sweep --cells`."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from experiments.harness.cli import config_files
-from experiments.harness.results.sweeping import Overrides
 from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling.presets import python_stdlib
 
@@ -13,12 +13,12 @@ SCALING_BUDGETS = (2e12, 6e12, 18e12)
 """FLOPs of a training."""
 
 
-def shakespeare_changes() -> Iterator[Overrides]:
+def shakespeare_changes() -> Iterator[dict[str, Any]]:
     """`shakespeare_char_cpu`, and one change after the other, none with more parameters.
 
     All have 768 tokens a step.
     """
-    changes: list[Overrides] = [
+    changes: list[dict[str, Any]] = [
         {},
         {"model.positions": "rotary"},
         {"model.norm.kind": "rms"},
@@ -41,20 +41,20 @@ def shakespeare_changes() -> Iterator[Overrides]:
         {"optimizer.momentum": 0.9},
         {"data.seq_len": 256, "data.batch_size": 3, "model.max_len": 256},
     ]
-    made: Overrides = {}
+    made: dict[str, Any] = {}
     for change in changes:
         made |= change
         yield dict(made)
 
 
-def scaling() -> Iterator[Overrides]:
+def scaling() -> Iterator[dict[str, Any]]:
     """`python_stdlib` in five sizes, each trained with three budgets of FLOPs.
 
     Heads have 32 features, F is 8/3 D as in the preset, and a twentieth of the steps is warm-up.
     """
     for width, layers in SCALING_SIZES:
         hidden = round(width * 8 / 3 / 8) * 8
-        sizes: Overrides = {
+        sizes: dict[str, Any] = {
             "model.d_model": width,
             "model.d_ff": hidden,
             "model.num_heads": width // 32,

@@ -1,11 +1,10 @@
 """Variants of the tables of results, for `experiments.sweep --cells`."""
 
 from collections.abc import Iterator
+from typing import Any
 
-from experiments.harness.results.sweeping import Overrides
 
-
-def choices_of_the_paper() -> Iterator[Overrides]:
+def choices_of_the_paper() -> Iterator[dict[str, Any]]:
     """A preset, and one choice of Vaswani et al. 2017 changed at a time (as in their table 3).
 
     `multi30k_tiny` has 4 heads, 4 + 4 layers, pre-norm, sinusoidal positions, dropout 0.3 and label

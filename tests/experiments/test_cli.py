@@ -245,10 +245,8 @@ def test_arguments_without_a_name_stand_before_or_after_options():
 def test_an_experiment_is_found_before_or_after_options():
     assert registry.named_in(["--seeds", "3", "translation"]) == "translation"
     assert registry.named_in(["my.train", "--seeds", "3"]) == "my.train"
-    options = cli.parse(
-        sweep.presets_of("translation"), ["--seeds", "3", "translation"], positional="experiment"
-    )
-    assert (options.experiment, options.seeds) == ("translation", 3)
+    experiment, _, options = sweep.parse(["--seeds", "3", "translation"])
+    assert (experiment, options.seeds) == (registry.find("translation"), 3)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,14 +16,20 @@ import numpy as np
 import pytest
 
 from experiments import runs
-from experiments.harness import cli
-from experiments.harness.results import sweeping
 from experiments.harness.runs import checkpoint_selection, run_files, run_folder
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import PRESETS
-from experiments.sweep import main, presets_of, sweep
+from experiments.sweep import (
+    main,
+    name_cells,
+    open_cells,
+    parse,
+    read_vary,
+    result_of,
+    sweep,
+    train_cells,
+)
 from experiments.translation.presets import PRESETS as TRANSLATION
-from jaxformer.checkpoint.lock import lock
 from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
@@ -53,9 +58,8 @@ def swept(config):
     path.write_text(json.dumps(to_plain(config)))
     losses = f"training.loss={__name__}:failing_loss,{DOUBLED}"
     rates = f"optimizer.learning_rate={RATES[0]},{RATES[1]}"
-    words = ["language_modelling", "--config", str(path), "--vary", rates, losses]
-    options = cli.parse(presets_of("language_modelling"), words, positional="experiment")
-    return call(SimpleNamespace(main=main), options)
+    words = ["--vary", rates, losses, "--config", str(path), "language_modelling"]
+    return call(SimpleNamespace(main=main), words)
 
 
 def cell(rate, loss=DOUBLED, seed=0):
@@ -118,16 +122,9 @@ def test_a_failure_ends_its_cell_alone_and_gives_the_exit_code(config, swept):
 
 
 @pytest.mark.long
-def test_called_again_a_sweep_trains_what_is_new_alone_and_keeps_its_settings(config, results):
-    path = Path(config.runs, "sweeps", "rates", "sweep.json")
-    before = path.read_text(), path.stat()
-    cells = sweeping.name_cells(config, sweeping.grid(VARY), seeds=1)
-    opened, trained = sweeping.open_sweep(config, "language_modelling", cells), []
-    sweeping.run_cells(opened, trained.append)
-    assert not trained and {name: opened.result(name) for name in cells} == results
+def test_called_again_a_sweep_keeps_its_settings(config, results):
     with pytest.raises(ConfigError, match="data.batch_size is 3 there but 5 here: use another"):
         sweep(replace(config, data=replace(config.data, batch_size=5)), name="rates", seeds=3)
-    assert (path.read_text(), path.stat()) == before, "what does not change is not written"
 
 
 @pytest.mark.long
@@ -151,99 +148,64 @@ def test_a_sweep_is_one_line_among_the_runs(config, results, capsys):
     assert cell(0.003) in capsys.readouterr().out
 
 
-def finish(config):
-    """Leaves what a translation's training leaves, with the beam size as its score."""
-    folder = run_folder.folder_of(config.runs, "translation", config.name)
-    (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
-    run_files.write_json(folder / "config.json", to_plain(config))
-    run_files.write_json(folder / "scores.json", {"bleu": config.search.beam_size})
+class Training:
+    """An experiment whose training takes no time and leaves the beam size as its score."""
 
+    EXPERIMENT = "translation"
 
-@pytest.fixture
-def beams(tmp_path):
-    return replace(TRANSLATION["grammar"], name="beams", runs=str(tmp_path))
+    def __init__(self):
+        self.begun = []
 
-
-def opened_with(config, seeds):
-    return sweeping.open_sweep(config, "translation", sweeping.name_cells(config, [{}], seeds))
-
-
-def test_a_sweep_with_another_beam_size_is_scored_again(beams):
-    trained = []
-    for size in (4, 7, 7):
-        changed = replace(beams, search=replace(beams.search, beam_size=size), verbose=size == 7)
-        opened = opened_with(changed, 2)
-        trained.append(sum(opened.result(cell) is None for cell in opened.cells))
-        sweeping.run_cells(opened, finish)
-        assert [opened.result(cell).scores["bleu"] for cell in opened.cells] == [size, size]
-        stored = json.loads((opened.folder / "sweep.json").read_text())
-        assert stored["settings"]["search"]["beam_size"] == size
-    assert trained == [2, 2, 0]
-
-
-def test_a_sweep_with_more_seeds_trains_what_is_new_alone(beams, capsys):
-    sweeping.run_cells(opened_with(beams, 1), finish)
-    names = []
-    again = opened_with(beams, 2)
-    sweeping.run_cells(again, lambda cell: (names.append(cell.name), finish(cell)))
-    assert names == ["seed=1"] and capsys.readouterr().out.count("finished before") == 1
-    opened_with(beams, 1)
-    assert len(json.loads((again.folder / "sweep.json").read_text())["cells"]) == 2
-
-
-def test_an_interrupted_sweep_goes_on_with_the_cell_that_was_begun(beams):
-    """With a training that takes no time; `test_a_killed_sweep_...` kills real ones."""
-    begun = []
-
-    def train(cell):
-        begun.append(cell.name)
-        if len(begun) == 2:
+    def train(self, config, loggers=()):
+        self.begun.append(config.name)
+        if len(self.begun) == 2:
             raise KeyboardInterrupt
-        finish(cell)
+        folder = run_folder.folder_of(config.runs, "translation", config.name)
+        (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
+        run_files.write_json(folder / "config.json", to_plain(config))
+        checkpoint_selection.scores_of(folder).write({"bleu": config.search.beam_size})
 
-    opened = opened_with(beams, 3)
+    def sweep(self, config, seeds):
+        runs = open_cells(self, config, name_cells(config, {}, seeds=seeds))
+        train_cells(self, runs)
+        return [result_of(self, run).scores["bleu"] for run in runs]
+
+
+def test_a_sweep_goes_on_where_it_ended_and_trains_what_is_new_and_scores_what_changed(tmp_path):
+    training, config = Training(), replace(TRANSLATION["grammar"], name="s", runs=str(tmp_path))
     with pytest.raises(KeyboardInterrupt):
-        sweeping.run_cells(opened, train)
-    sweeping.run_cells(opened, train)
-    assert begun == ["seed=0", "seed=1", "seed=1", "seed=2"]
-    assert not sweeping.failures(opened) and all(map(opened.result, opened.cells))
-
-
-def test_a_cell_that_another_process_trains_is_left_to_it(beams, capsys):
-    opened, trained = opened_with(beams, 2), []
-    with closing(lock(opened.folder_of("seed=0"))):
-        sweeping.run_cells(opened, lambda cell: trained.append(cell.name))
-    assert trained == ["seed=1"] and "another process trains it" in capsys.readouterr().out
+        training.sweep(config, 2)
+    assert training.sweep(config, 2) == [4, 4] and training.begun == ["seed=0", "seed=1", "seed=1"]
+    assert training.sweep(config, 3) == [4, 4, 4] and training.begun[3:] == ["seed=2"]
+    wider = replace(config, search=replace(config.search, beam_size=7))
+    assert training.sweep(wider, 1) == [7] and training.begun[4:] == ["seed=0"]
+    stored = json.loads((tmp_path / "sweeps" / "s" / "sweep.json").read_text())
+    assert len(stored["cells"]) == 3 and stored["settings"]["search"]["beam_size"] == 7
 
 
 def test_cells_have_readable_names_that_differ(config):
-    grid = sweeping.grid({"model.positions": ["rotary", "none"], "optimizer.b1": [0.5]})
-    assert list(sweeping.name_cells(config, grid, 2)) == [
+    grid = {"model.positions": ["rotary", "none"], "optimizer.b1": [0.5]}
+    assert list(name_cells(config, grid, seeds=2)) == [
         "positions=rotary,b1=0.5,seed=0",
         "positions=rotary,b1=0.5,seed=1",
         "positions=none,b1=0.5,seed=0",
         "positions=none,b1=0.5,seed=1",
     ]
-    own = sweeping.name_cells(config, variants(), 2)
+    own = name_cells(config, {}, variants(), 2)
     assert list(own) == ["b1=0.8,seed=5", "b2=0.7,seed=0", "b2=0.7,seed=1"]
-    widths = sweeping.grid({"model.d_ff": np.arange(32, 65, 32)})
-    assert list(sweeping.name_cells(config, widths, 1)) == ["d_ff=32,seed=0", "d_ff=64,seed=0"]
+    widths = {"model.d_ff": np.arange(32, 65, 32)}
+    assert list(name_cells(config, widths)) == ["d_ff=32,seed=0", "d_ff=64,seed=0"]
     text = [{"training.block": "a.b:C", "data.train": ["x/y.txt", "z"], "mesh": ""}]
-    (name,) = sweeping.name_cells(config, text, 1)
+    (name,) = name_cells(config, {}, text)
     assert name == "block=a.b-C,train=x-y.txt-z,mesh=none,seed=0"
     with pytest.raises(ConfigError, match="two cells would be named b1=0.5,seed=0"):
-        sweeping.name_cells(config, [{"optimizer.b1": 0.5}, {"optimizer.b1": 0.5}], 1)
-    for seeds in (0, [3, 5]):
-        with pytest.raises(ConfigError, match="must be the number of seeds: for certain ones vary"):
-            sweeping.name_cells(config, [{}], seeds)
-    for values in (32, "rotary"):
-        with pytest.raises(ConfigError, match="model.d_ff is to vary over .* give a list of its"):
-            list(sweeping.grid({"model.d_ff": values}))
+        name_cells(config, {}, [{"optimizer.b1": 0.5}, {"optimizer.b1": 0.5}])
 
 
-def test_values_of_the_command_line_have_the_types_of_their_fields(config):
-    texts = ("optimizer.learning_rate=1e-3,2", "model.positions=rotary", "profile=True,false")
-    assert sweeping.read_vary(config, texts) == {
+def test_values_of_the_command_line_have_the_types_of_their_fields():
+    words = ["language_modelling", "--vary", "optimizer.learning_rate=1e-3,2", "--seeds", "2"]
+    _, config, options = parse([*words, "--vary=model.positions=rotary", "profile=True,false"])
+    assert options.seeds == 2 and read_vary(config, options.vary) == {
         "optimizer.learning_rate": [0.001, 2.0],
         "model.positions": ["rotary"],
         "profile": [True, False],
@@ -253,8 +215,8 @@ def test_values_of_the_command_line_have_the_types_of_their_fields(config):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("learning_rate=1", "no setting learning_rate: give one such as optimizer.learning_rate"),
-        ("model=1", "there is no setting model: give one such as model."),
+        ("learning_rate=1", "no option --learning_rate: use --optimizer.learning_rate"),
+        ("model=1", "no option --model: it is a group of options, such as --model."),
         ("model.d_model=16,x", 'model.d_model is "x", but must be int'),
         ("model.d_model", "--vary model.d_model: give each field once, as FIELD=VALUE,VALUE"),
         ("model.d_model=", "--vary model.d_model=: give each field once"),
@@ -262,13 +224,7 @@ def test_values_of_the_command_line_have_the_types_of_their_fields(config):
 )
 def test_a_wrong_variation_is_refused(config, text, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
-        sweeping.read_vary(config, [text])
-
-
-def test_vary_given_several_times_has_all_values():
-    words = "language_modelling --vary a=1 --seeds 2 --vary=b=2,3 c=4".split()
-    options = cli.parse(presets_of("language_modelling"), words, positional="experiment")
-    assert options.vary == ("a=1", "b=2,3", "c=4") and options.seeds == 2
+        read_vary(config, [text])
 
 
 def command(config, folder, *options):

@@ -17,9 +17,9 @@ from tests.experiments.copied_experiment import LINES
 
 @pytest.mark.long
 def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, tmp_path, capsys):
-    words = ["--runs", str(tmp_path), "--name", "seeds", "--seeds", "2", "reverse.train"]
+    words = ["reverse.train", "--runs", str(tmp_path), "--name", "seeds", "--seeds", "2"]
     words += ["--training.log_every", "0", "--training.evaluate_every", "0"]
-    sweep.main(cli.parse(sweep.presets_of("reverse.train"), words, positional="experiment"))
+    sweep.main(words)
     said = capsys.readouterr().out
     assert "2 of 2 cells are finished" in said
     table = said[said.index("cells are finished") :]

@@ -6,7 +6,13 @@ command does, `own_command` is how it was started.
 """
 
 from experiments.harness.cli import config_files, display
-from experiments.harness.cli.command_line import own_command, parse, start
+from experiments.harness.cli.command_line import (
+    own_command,
+    parse,
+    read_option,
+    start,
+    take_options,
+)
 from experiments.harness.cli.config_files import with_options
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
 
@@ -16,9 +22,11 @@ __all__ = [
     "exit_code",
     "own_command",
     "parse",
+    "read_option",
     "run",
     "say",
     "sentence",
     "start",
+    "take_options",
     "with_options",
 ]

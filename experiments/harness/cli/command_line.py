@@ -5,7 +5,7 @@ import os
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files
@@ -44,6 +44,30 @@ def parse(
     except ConfigError as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from error
+
+
+def take_options(options: T, args: Sequence[str]) -> tuple[T, list[str]]:
+    """`options` with those of the words `args` that are its fields, and the other words.
+
+    `--help` prints what the options are, and stays among the words.
+    """
+    groups, kinds = _grouped([*args], ""), config_files.settings(options)
+    if "help" in groups:
+        from experiments.harness.cli import help_text  # nothing else needs it
+
+        print(help_text.of(options, kinds, []))
+    own = {name: groups.pop(name) for name in [*groups] if name in kinds}
+    rest = [[f"--{name}", *words] for name, uses in groups.items() for words in uses]
+    return config_files.with_overrides(options, _values(kinds, own)), sum(rest, [])
+
+
+def read_option(config: Any, name: str, word: str) -> Any:
+    """The value that `word` gives to the setting `name` of `config`, in plain JSON."""
+    kinds = config_files.settings(config)
+    _check_known([name], kinds)
+    kind = kinds[name]
+    is_part = plain.part_kinds(kind)
+    return word if is_part else to_plain(config_files.from_words(kind, [word], name), kind)
 
 
 def start(
@@ -89,11 +113,7 @@ def _parse(
     taken |= {_off(name): 0 for name, kind in kinds.items() if kind is bool}
     _move_arguments(groups, positional, taken)
     kinds |= _own_parts(kinds, groups)
-    for name in groups:
-        if name not in (*kinds, *map(_off, kinds)):
-            from experiments.harness.cli.help_text import suggestion  # nothing else needs it
-
-            raise ConfigError(f"there is no option --{name}: {suggestion(name, [*kinds, *names])}")
+    _check_known(groups, [*kinds, *map(_off, kinds)], names)
     config = config_files.with_overrides(config, _values(kinds, groups))
     if topics is not None:
         from experiments.harness.cli import help_text
@@ -103,6 +123,14 @@ def _parse(
         print(f"{about}\n{help_text.of(config, kinds, sum(topics, []))}", end="")
         raise SystemExit(0)
     return config
+
+
+def _check_known(names: Iterable[str], known: Iterable[str], others: Sequence[str] = ()) -> None:
+    for name in names:
+        if name not in (known := [*known]):
+            from experiments.harness.cli.help_text import suggestion  # nothing else needs it
+
+            raise ConfigError(f"there is no option --{name}: {suggestion(name, [*known, *others])}")
 
 
 def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:

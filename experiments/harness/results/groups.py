@@ -20,6 +20,8 @@ from experiments.harness.runs.text_io import RULE
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
+SWEEP = "sweep.json"
+"""The file in a sweep's folder that says what its cells are."""
 _FREE = (
     *("name", "runs", "sweep", "training.seed"),
     *("verbose", "profile", "text_cache_dir", "coordinator", "process_id"),
