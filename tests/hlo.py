@@ -1,16 +1,15 @@
 """The arrays that devices send each other in a compiled program, and those that it makes."""
 
-import re
+import math
 from collections import Counter
-from collections.abc import Iterator
 from typing import NamedTuple
 
 import jax
-import numpy as np
 
-COLLECTIVES = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.-]+ = (.+?) ([\w-]+)\(")
-_CALLED = re.compile(r"(?:calls|to_apply|body|\w+_computations?)=(\{[^}]*\}|%?[\w.-]+)")
+from experiments.harness.planning.counting import COLLECTIVES
+from experiments.harness.planning.hlo import Program
+
+VIEWS = ("parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while")
 
 
 class Sent(NamedTuple):
@@ -22,27 +21,19 @@ class Sent(NamedTuple):
     in_loop: bool
 
 
-class _Made(NamedTuple):
-    """The result of an instruction, as type and sizes of each of its arrays."""
-
-    opcode: str
-    arrays: list[tuple[str, str]]
-    in_loop: bool
-    in_fusion: bool
-
-
 def collectives(compiled: jax.stages.Compiled) -> list[Sent]:
     """Every array that is not a scalar; a loop's body counts once."""
-    sent = []
-    for made in _results(compiled):
-        kind = made.opcode.removesuffix("-start")
-        arrays = made.arrays if kind in COLLECTIVES else []
-        if made.opcode == "all-gather-start":  # operands, then results
-            arrays = arrays[len(arrays) // 2 :]
-        for dtype, sizes in arrays:
-            if sizes:
-                size = int(np.prod([int(number) for number in sizes.split(",")]))
-                sent.append(Sent(kind, dtype, size, made.in_loop))
+    program, sent = Program(compiled.as_text() or ""), []
+    for run in program.executed:
+        fused = program.fused(run.instruction) if run.instruction.opcode == "fusion" else ()
+        for each in (run.instruction, *(inner for _, inner in fused)):
+            kind = each.opcode.removesuffix("-start")
+            shapes = each.shapes if kind in COLLECTIVES else ()
+            if each.opcode == "all-gather-start":  # operands, then results
+                shapes = shapes[len(shapes) // 2 :]
+            for shape in shapes:
+                if shape.sizes:
+                    sent.append(Sent(kind, shape.dtype, math.prod(shape.sizes), bool(run.loops)))
     return sent
 
 
@@ -54,43 +45,14 @@ def elements(sent: list[Sent]) -> Counter[tuple[str, str, bool]]:
     return sums
 
 
-def count_arrays(compiled: jax.stages.Compiled, dtype: str, shape: tuple[int, ...]) -> int:
+def count_arrays(compiled: jax.stages.Compiled, dtype: str, sizes: tuple[int, ...]) -> int:
     """The number of instructions that make an array of this type and shape in memory.
 
     Those inside a fusion, and those that only pass it on, do not count.
     """
-    views = {"parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while"}
-    wanted = dtype, ",".join(map(str, shape))
+    made = (run.instruction for run in Program(compiled.as_text() or "").executed)
     return sum(
-        wanted in made.arrays
-        for made in _results(compiled)
-        if not made.in_fusion and made.opcode not in views
+        (dtype, sizes) in [shape[:2] for shape in each.shapes]
+        for each in made
+        if each.opcode not in VIEWS
     )
-
-
-def _results(compiled: jax.stages.Compiled) -> Iterator[_Made]:
-    """The results of the entry, of its loops and of what these call and fuse."""
-    computations: dict[str, list[str]] = {}
-    entry = name = ""
-    for line in (compiled.as_text() or "").splitlines():
-        head = re.match(r"^(ENTRY )?%?([\w.-]+) \(.*\{$", line)
-        if head:
-            name = head[2]
-            entry = name if head[1] else entry
-        computations.setdefault(name, []).append(line)
-
-    def run(name: str, in_loop: bool, in_fusion: bool) -> Iterator[_Made]:
-        for line in computations.get(name, ()):
-            match = _INSTRUCTION.match(line)
-            if match is None:
-                continue
-            kind, opcode = match.groups()
-            yield _Made(opcode, re.findall(r"([a-z]\w*)\[([\d,]*)\]", kind), in_loop, in_fusion)
-            if opcode not in ("while", "fusion", "call", "conditional"):
-                continue
-            for names in _CALLED.findall(line):
-                for called in names.split(","):
-                    inside = in_loop or opcode == "while", in_fusion or opcode == "fusion"
-                    yield from run(called.strip(" %{}"), *inside)
-
-    return run(entry, False, False)
