@@ -45,7 +45,6 @@ class FinetuneConfig(LanguageConfig):
     """A run RUNS/finetuning/NAME; model and tokenizer are those of --init_from."""
 
     may_change: ClassVar = ("sampling", "completion")
-    measured: ClassVar = {}
     common_options: ClassVar = (
         *("name", "runs", "init_from", "strategy", "task"),
         *("data.train", "data.validation", "data.test", "data.seq_len", "data.batch_size"),

@@ -70,10 +70,6 @@ class LanguageConfig(RunConfig):
     """A run RUNS/language_modelling/NAME."""
 
     may_change: ClassVar[tuple[str, ...]] = ("sampling", "completion", "prompts")
-    measured: ClassVar = {
-        "python_stdlib": (1_000, "8 minutes on 2 CPU cores"),
-        "shakespeare_char_cpu": (2_000, "5 minutes on 2 CPU cores"),
-    }
     common_options: ClassVar[tuple[str, ...]] = (
         *("name", "runs", "init_from", "strategy", "objective"),
         *("data.train", "data.validation", "data.seq_len", "data.batch_size"),

@@ -21,8 +21,8 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.run_files import check_output, read_table, write_lines, write_table
 from experiments.harness.training import build
-from experiments.harness.training.progress import Sample
 from experiments.harness.training.session import OpenRun, describe_folder
+from experiments.harness.training.task import Sample
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import (
     Text,
@@ -244,13 +244,15 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
 def describe_run(run: OpenRun, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
     """The last lines of a training: the `scores` of the text `name`, and what to do next."""
     words = read_known_words(run.folder)
-    abilities = (
-        "The model has learned to translate sentences like those of its training text, such as the "
-        f"three above. That text has {len(words):,} words in the source language. Sentences with "
-        "other words, or of another kind, may be translated less well."
+    limits = (
+        f"Its training text has {len(words):,} words in the source language. Sentences with other "
+        "words, or of another kind, may be translated less well."
     )
-    if scores["bleu"] < 1:
+    abilities = "The model has learned to translate sentences like the three above. " + limits
+    if scores["bleu"] < 10:
         abilities = "The model has not learned to translate yet: give it more steps or more text."
+    elif scores["bleu"] < 30:
+        abilities = "The model translates in part: more steps or more text would help. " + limits
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
     commands = [("translation.translate",)]
     language = run.config.data.target_language

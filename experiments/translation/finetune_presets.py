@@ -39,7 +39,6 @@ class TaskOptions(Checked):
 class FinetuneConfig(TranslationConfig):
     """A run RUNS/finetuning/NAME; model, tokenizers and search are those of --init_from."""
 
-    measured: ClassVar = {}
     common_options: ClassVar = (
         *("name", "runs", "init_from", "strategy", "task"),
         *("data.train.source", "data.test.source", "optimizer.learning_rate"),

@@ -129,9 +129,8 @@ def describe(prepared: Prepared) -> str:
         f"training pairs {len(batches.pairs):,} (left out: {dropped}), "
         f"validation {len(prepared.validation.source):,}, test {len(prepared.test.source):,}\n"
         f"vocabulary {prepared.target_tokenizer.vocab_size:,}, "
-        f"{batches.steps_per_epoch:,} batches an epoch in {len(batches.buckets)} shapes "
-        f"(rows x source > target): {shapes}; {batches.padding_share:.1%} of target positions "
-        "are padding"
+        f"{batches.steps_per_epoch:,} batches an epoch, {batches.padding_share:.1%} padding\n"
+        f"shapes (rows x source > target): {shapes}"
     )
 
 

@@ -107,11 +107,6 @@ class TranslationConfig(RunConfig):
     """A run RUNS/translation/NAME."""
 
     may_change: ClassVar[tuple[str, ...]] = ("search", "translation", "training.eval_beam_size")
-    measured: ClassVar = {
-        "grammar": (1_800, "5 minutes on 2 CPU cores"),
-        "multi30k_lower": (10_000, "95 minutes on 1 CPU core"),
-        "tatoeba": (5_500, "60 minutes on 1 CPU core"),
-    }
     common_options: ClassVar[tuple[str, ...]] = (
         *("name", "runs", "init_from", "strategy"),
         *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),

@@ -37,7 +37,15 @@ def restore_args(leaf: jax.ShapeDtypeStruct) -> ocp.RestoreArgs:
 
 
 def as_given(leaf: Any, stored: Any) -> jax.Array:
-    """The `stored` value as the same kind of array as `leaf`."""
+    """The `stored` value as the same kind of array as `leaf`, where a committed `leaf` is.
+
+    A step that was compiled for a committed state would be compiled again for another one.
+    """
+    array = _as_kind(leaf, stored)
+    return jax.device_put(array, leaf.sharding) if getattr(leaf, "committed", False) else array
+
+
+def _as_kind(leaf: Any, stored: Any) -> jax.Array:
     if not hasattr(leaf, "dtype") or not _is_key(leaf):
         return stored if isinstance(stored, jax.Array) else jnp.array(stored)
     impl, sharding = jax.random.key_impl(jnp.empty((), leaf.dtype)), _sharding(leaf)

@@ -1,16 +1,16 @@
-"""The screen while a command works: phases, lines, the panel, answers to Ctrl-C."""
+"""The screen while a command works: phases, lines, bars, answers to Ctrl-C."""
 
 import io
 import os
+import re
 import signal
 import time
 
 import pytest
-from rich.console import Console
 
 from experiments.harness.cli import display
-from experiments.harness.training import progress as training_view
-from experiments.harness.training.progress import Sample, View
+from experiments.harness.training.task import Sample, sample_lines
+from jaxformer import optional_dependencies
 from tests.two_processes import start
 
 
@@ -19,29 +19,31 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_a_phase_is_one_line_with_its_time_in_a_log():
+class FullDisk(io.StringIO):
+    def write(self, text):
+        raise OSError(28, "No space left on device")
+
+
+def test_a_phase_is_one_line_with_its_time_and_one_that_fails_is_not_told_as_done():
     stream = io.StringIO()
-    with display.opened(stream), display.phase("making 7 pairs"):
-        assert stream.getvalue() == ""
+    with pytest.raises(KeyError), display.opened(stream):
+        with display.phase("making 7 pairs"):
+            assert stream.getvalue() == ""
+        with display.phase("making 8 pairs"):
+            raise KeyError
     assert stream.getvalue() == "making 7 pairs: 0.0 s\n"
 
 
-def test_a_phase_that_lasts_tells_so_in_a_log(monkeypatch):
-    monkeypatch.setattr(display.Screen, "log_interval", 0.05)
+def test_a_log_that_was_silent_for_a_while_says_what_is_being_done(monkeypatch):
+    monkeypatch.setattr(display.Screen, "silence", 0.1)
     stream = io.StringIO()
     with display.opened(stream), display.phase("encoding") as phase:
-        time.sleep(0.08)
+        time.sleep(0.25)
         phase.encoded(7_000_000, 23_400_000)
         time.sleep(0.3)
-    first, *_, last = stream.getvalue().splitlines()[:-1]
-    assert first == "encoding: 0 s so far" and last == f"{first}, 7 of 23 MB"
-
-
-def test_a_phase_that_fails_is_not_told_as_done():
-    stream = io.StringIO()
-    with pytest.raises(KeyError), display.opened(stream), display.phase("making 7 pairs"):
-        raise KeyError
-    assert stream.getvalue() == ""
+    first, second, last = stream.getvalue().splitlines()
+    assert (first, last[:12]) == ("encoding: 0 s so far", "encoding: 0.")
+    assert second == "encoding  7 of 23 MB: 0 s so far"
 
 
 def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it():
@@ -50,50 +52,58 @@ def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it():
     with display.opened(stream):
         with display.phase("compiling"):
             time.sleep(0.7)
-            assert "compiling ... 0 s" in stream.getvalue()
+            assert "compiling" in stream.getvalue() and "━" in stream.getvalue()
         display.say(said)
     assert "compiling: 0." in stream.getvalue()
     assert said in stream.getvalue()
 
 
-def view(**changes):
-    sample = Sample("The dog sleeps.", "Der Hund schlief.", "Der Hund schläft.")
-    given = View(500, 1_000, "loss 1.5000  tokens/s 7", 65.0, "BLEU 9", [sample])
-    return given._replace(**changes)
+def test_a_terminal_of_80_columns_wraps_neither_bars_nor_lines(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = Terminal()
+    words = ["step 99,990/100,000", "loss 10.1234", "left 10:00:00", "x" * 27]
+    with display.opened(stream) as screen, display.phase("training") as phase:
+        phase.show([*words, "y" * 20], 99_990, 100_000)
+        screen.say(display.fitting([*words, "yy"], screen.width))
+        time.sleep(0.7)
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", stream.getvalue()).replace("\r", "\n")
+    assert all(len(line) <= 80 for line in plain.split("\n"))
+    bars = [line for line in plain.split("\n") if "━" in line and "step" in line]
+    assert bars and all("left 10:00:00 ━" in line and "0:00:0" in line for line in bars)
+    assert "  ".join(words) in plain and "yy" not in plain
 
 
-def shown(given, width, height=40, **options):
-    console = Console(file=io.StringIO(), width=width, height=height, **options)
-    console.print(training_view.render(given, width, height))
-    return console.file.getvalue()
+def test_a_terminal_without_rich_gets_lines(monkeypatch):
+    def absent(name):
+        raise optional_dependencies.MissingExtra(name)
 
-
-def test_a_wide_terminal_shows_bar_scores_and_samples():
-    lines = shown(view(), 120).splitlines()
-    assert all(len(line) == 120 for line in lines)
-    text = "\n".join(lines)
-    for said in ("step 500 of 1,000", "50%  left 0:01:05", "loss 1.5000  tokens/s 7  BLEU 9"):
-        assert said in text
-    for said in ("  model   Der Hund schlief.", "  right   Der Hund schläft."):
-        assert said in text
-
-
-@pytest.mark.parametrize("width, height", [(80, 40), (99, 40), (120, 23)])
-def test_a_small_terminal_shows_one_line(width, height):
-    said = shown(view(), width, height)
-    assert said == "step 500/1000  loss 1.5000  tokens/s 7  left 0:01:05\n"
-
-
-def test_a_line_longer_than_the_panel_is_cut():
-    long = Sample("word " * 50, "Wort " * 50, "Wort " * 50)
-    assert all(len(line) == 100 for line in shown(view(samples=[long]), 100).splitlines())
+    monkeypatch.setattr(display.optional_dependencies, "load", absent)
+    stream = Terminal()
+    with display.opened(stream), display.phase("compiling") as phase:
+        phase.show(["step 5"], 5, 97)
+    assert stream.getvalue() == "compiling: 0.0 s\n"
 
 
 def test_no_color_is_respected(monkeypatch):
-    colored = shown(view(), 120, force_terminal=True, color_system="standard")
+    def shown():
+        stream = Terminal()
+        with display.opened(stream), display.phase("compiling") as phase:
+            phase.show(["step 5"], 5, 97)
+            display.say("above")
+        return stream.getvalue()
+
+    monkeypatch.setenv("TERM", "xterm-256color")
+    colored = shown()
     monkeypatch.setenv("NO_COLOR", "1")
-    plain = shown(view(), 120, force_terminal=True, color_system="standard")
-    assert "\x1b[36m" in colored and "\x1b[36m" not in plain
+    assert "\x1b[38" in colored and "\x1b[38" not in shown()
+
+
+def test_samples_longer_than_a_line_are_cut_unless_all_is_asked_for():
+    sample = Sample("The dog sleeps.", "Wort " * 50, "Der Hund schläft.")
+    first, second, third = sample_lines([sample])
+    assert first == "source    The dog sleeps." and third == "  right   Der Hund schläft."
+    assert len(second) == 79 and second.startswith("  model   Wort Wort")
+    assert sample_lines([sample], None)[1] == "  model   " + "Wort " * 50
 
 
 BLOCKED = """

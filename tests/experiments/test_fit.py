@@ -230,3 +230,24 @@ def test_checkpoints_of_other_batches_are_refused(tmp_path):
     fitted(tmp_path)
     with pytest.raises(CheckpointError, match="trained on other batches than these"):
         fitted(tmp_path, origin="b")
+
+
+def test_a_resumed_training_compiles_its_step_once(tmp_path, compiled):
+    devices = single()
+
+    def placed(total):
+        with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
+            run = run_in(tmp_path, checkpoints, total=total, evaluate_every=0)
+            step, state = jax.jit(make_train_step(loss, OPTIMIZER)), devices.init(first_state)
+            before, saw = compiled[0], []
+
+            def counted(*args):
+                result = step(*args)
+                saw.append(compiled[0] - before)
+                return result
+
+            fit(replace(run, devices=devices), counted, state, task_of())
+            return saw
+
+    fresh, resumed = placed(5), placed(8)
+    assert fresh[0] == fresh[-1] and resumed[0] == resumed[-1] > 0, (fresh, resumed)

@@ -100,10 +100,15 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
     config = SimpleNamespace(data=SimpleNamespace(target_language="de"))
     run, text = SimpleNamespace(folder=folder, config=config), Text(["a dog", "x"], ["y", "z"])
     told = describe_run(run, "test", text, scores, ["y", "x"])
-    poor = " ".join(describe_run(run, "test", text, scores | {"bleu": 0.5}, ["y", "x"]).split())
-    assert "has not learned to translate yet" in poor and "has learned" not in poor
+    for bleu, praise in (
+        (9.9, "not learned to translate"),
+        (29.9, "in part"),
+        (30.0, "learned to"),
+    ):
+        said = describe_run(run, "test", text, scores | {"bleu": bleu}, ["y", "x"])
+        assert praise in said and ("has learned" in said) == (bleu >= 30)
     assert "test: 1,234 sentences, 50.0% ± 50.0% exactly right" in " ".join(told.split())
-    assert "That text has 49 words" in " ".join(told.split()) and "samples/test.tsv" in told
+    assert "Its training text has 49 words" in " ".join(told.split()) and "samples/test.tsv" in told
     assert "nonsense" not in told, "a model of a large text translates new sentences"
     commands = [shlex.split(line) for line in told.splitlines() if line.startswith("  python")]
     assert [command[3:] for command in commands] == [["--run", str(folder)], ["page", str(folder)]]

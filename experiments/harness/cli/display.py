@@ -1,127 +1,154 @@
-"""The screen of a command: named phases with their times, lines, a live area on a terminal.
+"""The screen of a command: named phases with their times, lines, and bars on a terminal.
 
-Elsewhere, as in a log file, there are plain lines, and a phase that lasts says so every 30 seconds.
+A log file gets lines alone. After ten silent seconds one says what the command is doing.
 """
 
 import contextlib
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
 from experiments.harness.cli.exit_codes import say as print_line
 from jaxformer import optional_dependencies
 
+_BAR = 28
+"""Columns of a terminal that a bar, its spinner and its time take."""
+
 
 class Phase:
     """A phase that began when this was made, and how far it is."""
 
-    def __init__(self, name: str):
-        self.name = name
-        self.done = ""
-        """What is done, such as ", 7 of 23 MB"."""
-        self._start = time.monotonic()
+    def __init__(self, name: str, bars: Any = None):
+        self.name = self.text = name
+        self._start, self._bars = time.monotonic(), bars
+        self._task = bars.add_task(name, total=None) if bars else None
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
+        """The time since its start."""
         return time.monotonic() - self._start
+
+    def show(self, words: Iterable[str], done: float, total: float) -> None:
+        """Shows `words`, the first ones where there is no room for all, and done / total as a bar.
+
+        They are the phase's name from here on.
+        """
+        words = list(words)
+        self.text = "  ".join(words)
+        if self._bars:
+            text = fitting(words, self._bars.console.width - _BAR)
+            self._bars.update(self._task, description=text, completed=done, total=total)
 
     def encoded(self, size: int, total: int) -> None:
         """Shows that `size` of `total` bytes of text are encoded."""
-        self.done = f", {size / 1e6:,.0f} of {total / 1e6:,.0f} MB"
+        self.show([self.name, f"{size / 1e6:,.0f} of {total / 1e6:,.0f} MB"], size, total)
+
+    def end(self) -> None:
+        """Removes its bar."""
+        if self._bars:
+            self._bars.remove_task(self._task)
 
 
 class Screen:
-    """Lines on `stream`, and on a terminal with rich a live area below them; NO_COLOR is respected.
+    """Lines on `stream`, and below them on a terminal with rich a bar for each phase.
 
-    `view` draws what the live area shows above the current phase, from its columns and rows.
+    NO_COLOR is respected.
     """
 
-    log_interval = 30.0
-    """Seconds between two lines about a phase in a log."""
+    silence = 10.0
+    """Seconds without a line after which a log says what is done; each time they double."""
 
     def __init__(self, stream: TextIO):
         self.stream = stream
-        self.view: Callable[[int, int], Any] | None = None
         self._phases: list[Phase] = []
-        self._live: Any = None
+        self._bars: Any = None
+        self._spoke, self._closed = threading.Event(), False
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         if stream.isatty() and encoding == "utf8":
             with contextlib.suppress(optional_dependencies.MissingExtra):
-                self._live = self._make_live()
+                self._bars = _make_bars(stream)
 
     @property
-    def live(self) -> bool:
-        """Whether there is a live area."""
-        return self._live is not None
-
-    @property
-    def size(self) -> tuple[int, int]:
-        """Columns and rows of the live area; 0 where there is none."""
-        return tuple(self._live.console.size) if self.live else (0, 0)
+    def width(self) -> int | None:
+        """The columns of a line on a terminal; None for a log, where a line may be long."""
+        return self._bars.console.width - 1 if self._bars else None
 
     def say(self, text: str) -> None:
-        """Prints `text`, above the live area; a terminal that is gone is no error."""
-        if not self.live:
+        """Prints `text`, above the bars; a terminal that is gone is no error."""
+        self._spoke.set()
+        if not self._bars:
             print_line(text, self.stream)
             return
         with contextlib.suppress(OSError):
-            self._live.refresh()  # of a phase that has just ended
-            self._live.console.print(text, markup=False, soft_wrap=True)
+            self._bars.refresh()  # of a phase that has just ended
+            self._bars.console.print(text, markup=False, soft_wrap=True)
 
     @contextmanager
-    def phase(self, name: str) -> Iterator["Phase"]:
+    def phase(self, name: str) -> Iterator[Phase]:
         """Within it, `name` is what is being done; then the name and its time are printed."""
-        phase, ended = Phase(name), threading.Event()
+        phase = Phase(name, self._bars)
         self._phases.append(phase)
-        if not self.live:
-            threading.Thread(target=self._repeat, args=(phase, ended), daemon=True).start()
         try:
             yield phase
         finally:
-            ended.set()
-            self._phases.pop()
+            self._phases.remove(phase)
+            phase.end()
         self.say(f"{name}: {phase.seconds:.1f} s")
 
     def __enter__(self) -> "Screen":
-        if self.live:
-            self._live.start()
+        if self._bars:
+            self._bars.start()
+        else:
+            threading.Thread(target=self._break_silence, daemon=True).start()
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._closed = True
+        self._spoke.set()
         with contextlib.suppress(OSError):
-            if self.live:
-                self._live.stop()
+            if self._bars:
+                self._bars.stop()
 
-    def _make_live(self) -> Any:
-        console = optional_dependencies.load("rich.console").Console
-        self._spinner = optional_dependencies.load("rich.spinner").Spinner("dots")
-        stdout = self.stream is sys.stdout
-        return optional_dependencies.load("rich.live").Live(
-            get_renderable=self._render,
-            console=console(file=self.stream, highlight=False),
-            refresh_per_second=2,
-            transient=True,
-            redirect_stdout=stdout,
-            redirect_stderr=stdout and sys.stderr.isatty(),
-        )
+    def _break_silence(self) -> None:
+        wait = self.silence
+        while not self._closed:
+            if self._spoke.wait(wait):
+                self._spoke.clear()
+                wait = self.silence
+            elif self._phases:
+                phase, wait = self._phases[-1], 2 * wait
+                print_line(f"{phase.text}: {phase.seconds:.0f} s so far", self.stream)
 
-    def _repeat(self, phase: "Phase", ended: threading.Event) -> None:
-        """Says how long a phase lasts so far, until it has `ended`."""
-        while not ended.wait(self.log_interval):
-            print_line(f"{phase.name}: {phase.seconds:.0f} s so far{phase.done}", self.stream)
 
-    def _render(self) -> Any:
-        shown = [] if self.view is None else [self.view(*self.size)]
-        for phase in self._phases[-1:]:
-            text = optional_dependencies.load("rich.text").Text
-            said = f"{phase.name} ... {int(phase.seconds)} s{phase.done}"
-            self._spinner.update(text=text(said, "bold", no_wrap=True, overflow="ellipsis"))
-            shown.append(self._spinner)
-        return optional_dependencies.load("rich.console").Group(*shown)
+def fitting(words: Iterable[str], width: int | None) -> str:
+    """The first of `words` that fit into a line of `width` columns; all for None."""
+    line = ""
+    for word in words:
+        longer = f"{line}  {word}" if line else word
+        if line and width is not None and len(longer) > width:
+            break
+        line = longer
+    return line
+
+
+def _make_bars(stream: TextIO) -> Any:
+    rich = optional_dependencies.load("rich.progress")
+    console = optional_dependencies.load("rich.console").Console
+    stdout = stream is sys.stdout
+    return rich.Progress(
+        rich.SpinnerColumn(),
+        rich.TextColumn("{task.description}", markup=False),
+        rich.BarColumn(bar_width=16),
+        rich.TimeElapsedColumn(),
+        console=console(file=stream, highlight=False),
+        refresh_per_second=2,
+        transient=True,
+        redirect_stdout=stdout,
+        redirect_stderr=stdout and sys.stderr.isatty(),
+    )
 
 
 _open: list[Screen] = []

@@ -70,7 +70,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         progress = stack.enter_context(
             Progress(
                 total,
-                log,
+                lambda step, numbers: log.log(step, **numbers),
                 log_every=training.log_every,
                 pause_every=training.evaluate_every,
                 learning_rates=learning_rates(config.optimizer),
@@ -83,7 +83,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         def save(*, as_best: bool = False) -> None:
             progress.settle()
             noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
-            with progress.pace.doing("saving"):
+            with progress.held_up("saving"):
                 log.flush()
                 # Only regular checkpoints are averaged, as if the run had never been stopped.
                 regular = due(number, training.save_every)
@@ -94,7 +94,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             assert task.evaluate is not None
             with progress.pause("evaluating"):
                 scores = task.evaluate(result_params(state, training), number)
-            after = log_evaluation(run, progress, number, scores, stopping)
+            after = log_evaluation(run, number, scores, stopping)
             if is_saved:
                 log.flush()
                 noted = {"early_stopping": after._asdict()}
@@ -104,7 +104,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         step = progress.announce(step)
         if number and evaluates():  # the process ended between saving and evaluating
             stopping = evaluated(is_saved=True)
-        known = 0  # comparisons of attention functions that env.json has
+        stop, known = False, 0  # comparisons of attention functions that env.json has
         loader = stack.enter_context(
             closing(Prefetched(batch_of, number, total, training.prefetch))
         )
@@ -135,15 +135,13 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             if stop:
                 break
         saves.end()
+        if stop:
+            display.say(f"saved step {number} in {run.folder}: the same command goes on")
     return state
 
 
 def log_evaluation(
-    run: OpenRun,
-    progress: Progress,
-    step: int,
-    evaluated: EvaluationResult,
-    stopping: EarlyStopping,
+    run: OpenRun, step: int, evaluated: EvaluationResult, stopping: EarlyStopping
 ) -> EarlyStopping:
     """Logs and shows the evaluation after `step`; returns `stopping` after it."""
     scores, samples = evaluated
@@ -152,11 +150,12 @@ def log_evaluation(
     if run.watched is not None:
         metric = agreed(run.watched.of(scores))
         stopping = stopping.update(metric, step)
-        best = run.watched.describe_best(stopping)
+        best = f"  ({run.watched.describe_best(stopping)})"
     run.log.log(step, **scores)
+    display.say(f"step {step}  {'  '.join(shown)}{best}")
     if samples:
-        run.log.log_text(step, "samples", sample_lines(samples))
-    progress.show_scores(f"step {step}  {'  '.join(shown)}  ({best})", best, samples)
+        run.log.log_text(step, "samples", sample_lines(samples, None))
+        display.say("\n".join(sample_lines(samples)))
     return stopping
 
 

@@ -1,28 +1,33 @@
-"""Progress of a training: the numbers of each step, logged, and shown as a line or as a panel."""
+"""Progress of a training: a step makes one dict of numbers, which is logged and shown."""
 
 import datetime
 import math
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
-from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, TextIO
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jaxtyping import Float
 
 from experiments.harness.cli import display
-from experiments.harness.runs.run_folder import Run
-from experiments.harness.training.pace import Pace
-from experiments.harness.training.task import Sample, sample_lines
+from experiments.harness.runs import distributed
 from experiments.harness.training.utilization import memory_in_use
-from jaxformer import optional_dependencies
 from jaxformer.training.train_step import STEP_STATISTICS, raise_if_diverged
 
-WIDE, HIGH = 100, 24
-"""Columns and rows of a terminal that has room for the panel."""
+_RECENT = 100
+"""Steps whose median a slow step is compared with, and whose mean tells the time left."""
+_TIMES, _AT_LEAST, _FEWEST = 3.0, 1.0, 10
+"""A slow step takes so many medians and so many seconds more than one, after so many steps."""
+_LAG = 0.1
+"""The share of a step that all other hosts wait for one that lags."""
+_COMPILED = "/jax/core/compile/backend_compile_duration"
+_QUIET = 300.0  # seconds between two lines about slow steps, and about hosts
 
 
 class _Step(NamedTuple):
@@ -36,75 +41,46 @@ class _Step(NamedTuple):
     compiled: bool
 
 
-@dataclass
-class _Sums:
-    """Sums over the steps since the last logged one, without those that were compiled first."""
-
-    steps: int = 0
-    seconds: float = 0.0
-    tokens: float = 0.0
-    flops: float = 0.0
-    data_wait: float = 0.0
-    device_wait: float = 0.0
-
-    def speeds(self, peak: float | None) -> dict[str, float]:
-        """Tokens per second, mean wait for a batch, and the share of `peak` FLOP/s; {} at first."""
-        if self.seconds <= 0.0:
-            return {}
-        tokens_per_second, wait = self.tokens / self.seconds, self.data_wait / self.steps
-        speeds = {"tokens_per_second": tokens_per_second, "data_wait": wait}
-        return speeds if peak is None else speeds | {"mfu": self.flops / self.seconds / peak}
-
-
 class Progress:
-    """Logs every `log_every`-th step of `total` (0: only the last), and shows how far training is.
+    """Logs every `log_every`-th step of `total` (0: only the last), and shows all on the screen.
 
-    On a terminal it is a live area, with a line above it for each logged step; elsewhere a line
-    every `every` seconds. A step is fetched from the device when the next one has been dispatched:
-    the next batch is built and sent while the device computes this one. What is logged of a step
-    depends on this step alone, except for the speed: a resumed run logs the same. Without `log`
-    nothing is logged. `learning_rates` are those of all updates. `peak` is the FLOP/s that the
-    devices can do together; with it `mfu` is logged, the share of it that the steps' FLOPs made
-    since the last logged step. `data_wait` is the mean time in seconds that a step waited for its
-    batch. `memory()` gives further numbers to log (see `memory_in_use`). A slow step and, at each
-    logged step, a host for which the others wait are said (see `Pace`).
-
-    The speed is that of the steps alone: the first step of each shape of batch, which compiles,
-    and what is done within `pause` are left out. The estimate of the time left counts the pauses
-    to come, one every `pause_every` steps and two at the end, each as long as the last one.
+    A step is fetched from the device when the next one has been dispatched: the next batch is built
+    and sent while the device computes this one. `log` gets the number of the step and its numbers,
+    which depend on this step alone, except for the speed: a resumed run logs the same. The speed is
+    that of the steps alone: the first step of each shape of batch, which compiles, and what is done
+    within `pause` are left out. The time left counts the pauses to come, one every `pause_every`
+    steps and two at the end, each as long as the last one without what was compiled in it.
     """
 
     def __init__(
         self,
         total: int,
-        log: Run | None,
+        log: Callable[[int, Mapping[str, float]], None],
         *,
         log_every: int,
         pause_every: int = 0,
         learning_rates: Float[np.ndarray, " updates"] | None = None,
         peak: float | None = None,
         memory: Callable[[], Mapping[str, float]] = memory_in_use,
-        every: float = 30.0,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
+        """`learning_rates` are those of all updates, `peak` the FLOP/s of all devices together."""
         self._total, self._log = total, log
         self._log_every, self._pause_every = log_every, pause_every
         self._learning_rates, self._peak, self._memory = learning_rates, peak, memory
-        self._every, self._stream, self._clock = every, stream, clock
+        self._stream, self._clock = stream, clock
         self._stack = ExitStack()
         self._pending: _Step | None = None
         self._shapes: set[tuple[tuple[int, ...], ...]] = set()
         self._compiles = True  # whether the step to be added was compiled first
         self._since: float | None = None  # when the last step, compilation or pause ended
-        self._sums = _Sums()
-        self._used: Mapping[str, float] = {}
-        self.pace: Pace = Pace(clock)
+        self._sums: defaultdict[str, float] = defaultdict(float)  # since the last logged step
+        self._recent: deque[float] = deque(maxlen=_RECENT)  # seconds of the last steps
+        self._causes: defaultdict[str, float] = defaultdict(float)  # seconds lost by the next step
         self._pause: float | None = None
-        self._together = True  # whether all processes go on
-        self._printed = -float("inf")
-        self._unprinted = ""
-        self._view = View(0, total, "", None)
+        self._compares_hosts = distributed.is_several()
+        self._said = {"step": -math.inf, "host": -math.inf}
 
     def announce(self, step: Callable[..., Any]) -> Callable[..., Any]:
         """`step`, a function of (state, batch), which says when it compiles.
@@ -117,7 +93,7 @@ class Progress:
             if shape in self._shapes:
                 before = self._clock()
                 result = step(state, batch)  # may wait for other hosts
-                self._sums.device_wait += self._clock() - before
+                self._sums["device_wait"] += self._clock() - before
                 return result
             self.settle()
             self._shapes.add(shape)
@@ -133,12 +109,20 @@ class Progress:
     def pause(self, name: str) -> Iterator[None]:
         """Within it something else is done than steps, which the screen calls `name`."""
         self.settle()
+        self._causes.clear()
         before = self._clock()
         with display.phase(name):
             yield
-        self.pace.forget()
         self._since = self._clock()
-        self._pause = self._since - before
+        self._pause = self._since - before - self._causes["compiling"]
+        self._causes.clear()
+
+    @contextmanager
+    def held_up(self, cause: str) -> Iterator[None]:
+        """Within it `cause` holds the next step up."""
+        start = self._clock()
+        yield
+        self._causes[cause] += self._clock() - start
 
     def add(
         self,
@@ -169,167 +153,141 @@ class Progress:
         pending, self._pending = self._pending, None
         step, before = pending.number, self._clock()
         raise_if_diverged(step, pending.metrics)  # waits for the devices
+        self._sums["device_wait"] += self._clock() - before
+        tokens = float(pending.metrics["tokens"])
+        self._count(pending, tokens)
+        numbers = self._of_step(pending, tokens) | self._speeds()
+        if is_logged := self._log_every > 0 and step % self._log_every == 0 or step == self._total:
+            numbers |= self._memory()
+            self._log(step, {name: x for name, x in numbers.items() if math.isfinite(x)})
+            if self._compares_hosts and self._sums["steps"]:
+                self._compare_hosts()
+            self._sums.clear()
+        self._show(step, numbers, is_logged)
+
+    def _of_step(self, pending: _Step, tokens: float) -> dict[str, float]:
+        """The numbers that depend on the step alone."""
         numbers = {name: float(value) for name, value in pending.metrics.items()}
-        tokens = numbers.pop("tokens")
-        numbers.pop("consecutive_skips")
+        del numbers["tokens"], numbers["consecutive_skips"]
         skipped = int(numbers["skipped"])
         if not skipped:
             del numbers["skipped"]
         for name in numbers.keys() - set(STEP_STATISTICS):  # the loss and its auxiliary sums
             numbers[name] /= max(tokens, 1.0)
         if self._learning_rates is not None:  # a skipped step is no update
-            numbers["learning_rate"] = float(self._learning_rates[max(step - 1 - skipped, 0)])
+            update = max(pending.number - 1 - skipped, 0)
+            numbers["learning_rate"] = float(self._learning_rates[update])
         if pending.positions:
             numbers["padding"] = 1.0 - tokens / pending.positions
-        self._sums.device_wait += self._clock() - before
-        self._count(pending, tokens)
-        speeds = self._sums.speeds(self._peak)
-        due = self._log_every > 0 and step % self._log_every == 0 or step == self._total
-        self._used = self._memory() if due else self._used
-        self._show(step, numbers, speeds, due)
-        if due:
-            finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-            if self._log is not None:
-                self._log.log(step, **finite, **speeds, **self._used)
-            sums, self._sums = self._sums, _Sums()
-            if sums.steps and self._together:
-                waits = sums.device_wait / sums.steps, sums.data_wait / sums.steps
-                self.pace.compare_hosts(*waits, sums.seconds / sums.steps)
+        return numbers
 
-    def show_scores(self, line: str, best: str, samples: Sequence[Sample] = ()) -> None:
-        """Prints the scores of an evaluation, and shows the best one and `samples`."""
-        display.say(line)
-        self._view = self._view._replace(best=best, samples=samples)
-        if samples and not has_room(*self._screen.size):
-            display.say("\n".join(sample_lines(samples)))
-        self._refresh()
+    def _speeds(self) -> dict[str, float]:
+        """Tokens per second, mean wait for a batch, and share of the peak FLOP/s; {} at first."""
+        sums = self._sums
+        if sums["seconds"] <= 0.0:
+            return {}
+        speeds = {"tokens_per_second": sums["tokens"] / sums["seconds"]}
+        speeds["data_wait"] = sums["data_wait"] / sums["steps"]
+        mfu = {} if self._peak is None else {"mfu": sums["flops"] / sums["seconds"] / self._peak}
+        return speeds | mfu
 
     def _count(self, pending: _Step, tokens: float) -> None:
-        """Counts the step that has just ended, unless it was compiled."""
+        """Counts the step that has just ended, unless it was compiled; says if it was slow."""
         now = self._clock()
+        causes = {**self._causes, "waiting for its batch": pending.data_wait}
+        self._causes.clear()
         if pending.compiled:
-            self.pace.forget()
             self._since = now if self._since is None else self._since
             return
         assert self._since is not None  # the first step is one that compiles
         seconds, self._since = now - self._since, now
-        self.pace.add(pending.number, seconds, pending.data_wait)
-        sums = self._sums
-        sums.steps += 1
-        sums.seconds += seconds
-        sums.tokens += tokens
-        sums.flops += pending.flops
-        sums.data_wait += pending.data_wait
+        counted = {"steps": 1, "seconds": seconds, "tokens": tokens, "flops": pending.flops}
+        for name, number in (counted | {"data_wait": pending.data_wait}).items():
+            self._sums[name] += number
+        median = statistics.median(self._recent) if len(self._recent) >= _FEWEST else math.inf
+        if seconds > max(_TIMES * median, median + _AT_LEAST):
+            cause, longest = max(causes.items(), key=itemgetter(1))
+            is_known = longest > (seconds - median) / 2
+            self._seldom(
+                "step",
+                f"slow: step {pending.number} took {seconds:.1f} s, the median is {median:.2g} s: "
+                + (f"{cause} took {longest:.1f} s" if is_known else "unknown cause"),
+            )
+        self._recent.append(seconds)
 
-    def _left(self, step: int) -> float | None:
-        """The seconds to the end, as far as they can be known after `step`."""
-        if not self.pace.recent:
-            return None
-        left = (self._total - step) * sum(self.pace.recent) / len(self.pace.recent)
+    def _compare_hosts(self) -> None:
+        """Says which host lags; all call it together, with means of their steps in seconds."""
+        sums = self._sums
+        mine = np.array([sums["device_wait"], sums["data_wait"]], np.float32) / sums["steps"]
+        waits = multihost_utils.process_allgather(mine)
+        if lags := lagging(waits, sums["seconds"] / sums["steps"]):
+            self._seldom("host", lags)
+
+    def _seldom(self, kind: str, text: str) -> None:
+        """Says `text` unless another one of its `kind` was said in the last five minutes."""
+        if self._clock() - self._said[kind] >= _QUIET:
+            self._said[kind] = self._clock()
+            display.say(text)
+
+    def _left(self, step: int) -> list[str]:
+        """The time to the end, as far as it can be known after `step`; [] at first."""
+        if not self._recent:
+            return []
+        left = (self._total - step) * sum(self._recent) / len(self._recent)
         if self._pause is not None:
             every = self._pause_every
             left += self._pause * (self._total // every - step // every + 2)
-        return left
+        text = str(datetime.timedelta(seconds=round(left)))
+        unknown = self._pause is None and 0 < self._pause_every <= self._total
+        return [f"left {text}", *["without evaluations"] * unknown]
 
-    def _show(
-        self, step: int, numbers: dict[str, float], speeds: dict[str, float], logged: bool
-    ) -> None:
-        speed = speeds.get("tokens_per_second")
-        words = [f"loss {numbers['loss']:.4f}"]
-        words.append(f"tokens/s {'-' if speed is None else format(speed, ',.0f')}")
-        words += [f"{speeds['mfu']:.1%} mfu"] if "mfu" in speeds else []
-        words += [f"padding {numbers['padding']:.1%}"] if "padding" in numbers else []
-        if "memory" in self._used:
-            words.append(f"memory {self._used['memory'] / 1e9:.2f} GB")
-        unknown = self._pause is None and 0 < self._pause_every and step < self._total
-        self._view = self._view._replace(
-            step=step, numbers="  ".join(words), left=self._left(step), without_pauses=unknown
-        )
-        self._refresh()
-        now = self._clock()
-        self._unprinted = self._view.line
-        if logged if self._screen.live else now - self._printed >= self._every:
-            self._printed = now
-            self._print()
+    def _show(self, step: int, numbers: Mapping[str, float], is_logged: bool) -> None:
+        words = [f"step {step}/{self._total}", f"loss {numbers['loss']:.4f}", *self._left(step)]
+        if "tokens_per_second" in numbers:
+            words.append(f"tokens/s {numbers['tokens_per_second']:,.0f}")
+        if "mfu" in numbers:
+            words.append(f"{numbers['mfu']:.1%} mfu")
+        if "memory" in numbers:
+            words.append(f"memory {numbers['memory'] / 1e9:.2f} GB")
+        self._phase.show(words, step, self._total)
+        if is_logged:
+            display.say(display.fitting(words, self._screen.width))
 
-    def _print(self) -> None:
-        display.say(self._unprinted)
-        self._unprinted = ""
-
-    def _refresh(self) -> None:
-        self._screen.view = partial(render, self._view)
+    def _hear(self, event: str, duration_secs: float, **_: Any) -> None:
+        if event == _COMPILED:
+            self._causes["compiling"] += duration_secs
 
     def __enter__(self) -> "Progress":
+        jax.monitoring.register_event_duration_secs_listener(self._hear)
+        self._stack.callback(jax.monitoring.unregister_event_duration_listener, self._hear)
         self._screen = self._stack.enter_context(display.opened(self._stream))
-        jax.monitoring.register_event_duration_secs_listener(self.pace.hear)
-        self._stack.callback(jax.monitoring.unregister_event_duration_listener, self.pace.hear)
+        self._phase = self._stack.enter_context(self._screen.phase("training"))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._together = False
+    def __exit__(self, kind: type[BaseException] | None, *error: Any) -> None:
+        self._compares_hosts = False  # others may not come so far
         try:
             if kind is None or issubclass(kind, KeyboardInterrupt | SystemExit):
                 self.settle()
-            if self._unprinted:
-                self._print()
         finally:
-            self._screen.view = None
-            self._stack.close()
+            self._stack.__exit__(kind, *error)
 
 
-class View(NamedTuple):
-    """The last finished step of a training, and what led there."""
+def lagging(waits: Float[np.ndarray, "hosts 2"], seconds: float) -> str:
+    """The host for which all others wait, or "": the one that waited least for its devices.
 
-    step: int
-    total: int
-    numbers: str
-    left: float | None
-    best: str = ""
-    samples: Sequence[Sample] = ()
-    without_pauses: bool = False
-    """Whether `left` lacks the evaluations, because there was none yet."""
-
-    @property
-    def time_left(self) -> str:
-        """The time to the end, as far as it is known."""
-        more = " + evaluations" if self.without_pauses and self.left is not None else ""
-        return f"left {duration(self.left)}{more}"
-
-    @property
-    def line(self) -> str:
-        """The state in one line."""
-        return f"step {self.step}/{self.total}  {self.numbers}  {self.time_left}"
-
-
-def has_room(width: int, height: int) -> bool:
-    """Whether a terminal of this size shows the panel."""
-    return width >= WIDE and height >= HIGH
-
-
-def duration(seconds: float | None) -> str:
-    """Hours, minutes and seconds, or "-" where they are not known."""
-    return "-" if seconds is None else str(datetime.timedelta(seconds=round(seconds)))
-
-
-def render(view: View, width: int, height: int) -> Any:
-    """The panel for a terminal of this size, or the line where the terminal is too small."""
-    text = optional_dependencies.load("rich.text").Text
-    if not has_room(width, height):
-        return text(view.line[: width - 1])
-    inner = width - 4
-    rows = [_bar(view, inner), text("  ".join(filter(None, (view.numbers, view.best))))]
-    for line in sample_lines(view.samples):
-        rows.append(text(line[:inner], style="green" if line.startswith("  model") else ""))
-    group = optional_dependencies.load("rich.console").Group(*rows)
-    title = f"step {view.step:,} of {view.total:,}"
-    return optional_dependencies.load("rich.panel").Panel(group, title=title, width=width)
-
-
-def _bar(view: View, width: int) -> Any:
-    """The share that is done, as a bar with the time left."""
-    share = view.step / view.total
-    tail = f" {share:4.0%}  {view.time_left}"
-    length = width - len(tail)
-    done = round(share * length)
-    text = optional_dependencies.load("rich.text").Text
-    return text.assemble(("━" * done, "cyan"), ("─" * (length - done), "dim"), tail)
+    `waits` are mean seconds that each host waited for the result of a step and for its batch,
+    `seconds` those of a whole step.
+    """
+    on_devices, on_batches = np.asarray(waits, np.float64).T
+    host = int(np.argmin(on_devices))
+    others = float(np.min(np.delete(on_devices, host)))
+    gap = others - on_devices[host]
+    if gap < _LAG * seconds:
+        return ""
+    late = on_batches[host] > gap / 2
+    why = f"{on_batches[host]:.2g} s for its batch" if late else "not for its batches"
+    return (
+        f"host {host} of {len(waits)} lags: in a step of {seconds:.2g} s it waited "
+        f"{on_devices[host]:.2g} s for its devices, {why}; the others waited {others:.2g} s or more"
+    )

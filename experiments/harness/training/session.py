@@ -145,15 +145,12 @@ def choose_devices(
 
 
 def describe_plan(config: Any, devices: str, folder: Path) -> str:
-    """The first lines of a training: what it will do, how long that took, and how to stop it."""
+    """The first lines of a training: what it will do, and how to stop it."""
     total, training = config.optimizer.total_steps, config.training
     each = {"evaluated": training.evaluate_every, "saved": training.save_every}
     often = [f"{word} every {steps:,}" for word, steps in each.items() if 0 < steps < total]
-    lines = [f"{folder}: {total:,} steps on {devices}{''.join(f', {x}' for x in often)}"]
-    steps, took = config.measured.get(config.name, (0, ""))
-    if steps == total:
-        lines.append(f"the preset {config.name} took {took}; the time left is shown below")
-    return "\n".join([*lines, "Ctrl-C saves and ends; the same command goes on"])
+    steps = ", ".join([f"{total:,} steps on {devices}", *often])
+    return f"{folder}\n{steps}\nCtrl-C saves and ends; the same command goes on"
 
 
 def record_environment(log: Run, config: RunConfig, **facts: object) -> None:

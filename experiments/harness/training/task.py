@@ -25,10 +25,11 @@ class Sample(NamedTuple):
     reference: str
 
 
-def sample_lines(samples: Sequence[Sample]) -> list[str]:
-    """Three lines for each sample."""
+def sample_lines(samples: Sequence[Sample], width: int | None = 79) -> list[str]:
+    """Three lines for each sample, none longer than `width`."""
     names = "source   ", "  model  ", "  right  "
-    return [f"{name} {text}" for one in samples for name, text in zip(names, one, strict=True)]
+    lines = (f"{name} {text}" for one in samples for name, text in zip(names, one, strict=True))
+    return [f"{x[: width - 4]} ..." if width and len(x) > width else x for x in lines]
 
 
 class EvaluationResult(NamedTuple):

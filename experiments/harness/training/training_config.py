@@ -1,7 +1,6 @@
 """The options that all experiments share: where a run is made, how it trains, its optimizer."""
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
@@ -163,8 +162,6 @@ class RunConfig(DeviceChoice):
 
     may_change: ClassVar[tuple[str, ...]] = ()
     """Dotted names of further fields that do not alter the steps already done."""
-    measured: ClassVar[Mapping[str, tuple[int, str]]] = {}
-    """The steps of presets, and the time that they took from the command to the scores."""
 
     runs: str = "runs"
     """The folder that holds the folders of all experiments; also gs://BUCKET/PATH."""
