@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, help_text
 from experiments.harness.cli.exit_codes import run, sentence
 from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
 from jaxformer.config.checks import alternatives
@@ -51,23 +51,19 @@ def take_options(options: T, args: Sequence[str]) -> tuple[T, list[str]]:
 
     `--help` prints what the options are, and stays among the words.
     """
-    groups, kinds = _grouped([*args], ""), config_files.settings(options)
+    groups, kinds = _grouped(args, ""), config_files.settings(options)
     if "help" in groups:
-        from experiments.harness.cli import help_text  # nothing else needs it
-
         print(help_text.of(options, kinds, []))
-    own = {name: groups.pop(name) for name in [*groups] if name in kinds}
+    values = _take(kinds, groups)
     rest = [[f"--{name}", *words] for name, uses in groups.items() for words in uses]
-    return config_files.with_overrides(options, _values(kinds, own)), sum(rest, [])
+    return config_files.with_overrides(options, values), sum(rest, [])
 
 
 def read_option(config: Any, name: str, word: str) -> Any:
-    """The value that `word` gives to the setting `name` of `config`, in plain JSON."""
+    """The value that `word` gives to the setting `name` of `config`."""
     kinds = config_files.settings(config)
     _check_known([name], kinds)
-    kind = kinds[name]
-    is_part = plain.part_kinds(kind)
-    return word if is_part else to_plain(config_files.from_words(kind, [word], name), kind)
+    return _read(kinds[name], [word], name)
 
 
 def start(
@@ -102,49 +98,36 @@ def _parse(
 ) -> T:
     words = sys.argv[1:] if args is None else args
     groups = _grouped(words, positional)
-    names = ["preset", "config", *(["resume", "continue_from"] if experiment else [])]
-    _move_arguments(groups, positional, {"trust_code": 0, **dict.fromkeys(names, 1)})
-    _trust_names(words, presets, groups.pop("trust_code", None))
-    files = {name: _single(name, groups.pop(name)) for name in names if name in groups}
-    topics = groups.pop("help", None)
+    kinds: dict[str, Any] = {name: str for name in ("preset", "config")}
+    kinds |= {name: str for name in ("resume", "continue_from") if experiment}
+    fixed = [*kinds]
+    files = _take(kinds | {"trust_code": bool, "help": tuple[str, ...]}, groups, positional)
+    _trust_names(words, presets, files.pop("trust_code", False))
+    topics = files.pop("help", None)
     config = _with_files(presets, files, experiment)
     kinds = config_files.settings(config)
-    taken = {name: int(kind is not bool) for name, kind in kinds.items() if not _is_list(kind)}
-    taken |= {_off(name): 0 for name, kind in kinds.items() if kind is bool}
-    _move_arguments(groups, positional, taken)
     kinds |= _own_parts(kinds, groups)
-    _check_known(groups, [*kinds, *map(_off, kinds)], names)
-    config = config_files.with_overrides(config, _values(kinds, groups))
+    values = _take(kinds, groups, positional)
+    _check_known(groups, [*kinds, *fixed])
+    config = config_files.with_overrides(config, values)
     if topics is not None:
-        from experiments.harness.cli import help_text
-
         chosen = files.get("preset", next(iter(presets)))
         about = help_text.about(description, presets, chosen, experiment)
-        print(f"{about}\n{help_text.of(config, kinds, sum(topics, []))}", end="")
+        print(f"{about}\n{help_text.of(config, kinds, topics)}", end="")
         raise SystemExit(0)
     return config
 
 
-def _check_known(names: Iterable[str], known: Iterable[str], others: Sequence[str] = ()) -> None:
-    for name in names:
-        if name not in (known := [*known]):
-            from experiments.harness.cli.help_text import suggestion  # nothing else needs it
-
-            raise ConfigError(f"there is no option --{name}: {suggestion(name, [*known, *others])}")
-
-
-def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:
-    """For each option of `args`, by its name without hyphens, the words after each of its uses."""
+def _grouped(args: Sequence[str], positional: str) -> dict[str, list[list[str]]]:
+    """Maps option names without hyphens to the words after each use; the last used is the last."""
     groups: dict[str, list[list[str]]] = {}
     words: list[str] | None = None
     for arg in args:
         name, equals, value = arg.partition("=")
-        if arg == "-h":
-            name = "--help"
-        if name.startswith("--"):
-            name = name.removeprefix("--").replace("-", "_")
+        if name.startswith("--") or arg == "-h":
+            name = "help" if arg == "-h" else name.removeprefix("--").replace("-", "_")
             words = [value] if equals else []
-            groups[name] = [*groups.pop(name, []), words]  # the last one is behind all others
+            groups[name] = [*groups.pop(name, []), words]
         elif words is not None:
             words.append(arg)
         elif positional:
@@ -155,39 +138,63 @@ def _grouped(args: list[str], positional: str) -> dict[str, list[list[str]]]:
     return groups
 
 
-def _move_arguments(
-    groups: dict[str, list[list[str]]], positional: str, taken: Mapping[str, int]
-) -> None:
-    """Moves the words behind an option beyond those that it takes to the option `positional`."""
-    for name in [name for name in groups if positional and name != positional and name in taken]:
-        for words in groups[name]:
-            if rest := words[taken[name] :]:
-                del words[taken[name] :]
-                groups.setdefault(positional, [[]])[-1].extend(rest)
+def _take(
+    kinds: Mapping[str, Any], groups: dict[str, list[list[str]]], positional: str = ""
+) -> dict[str, Any]:
+    """Removes the options `kinds` from `groups`: their values, by the names of their fields.
+
+    Words behind an option that does not take them are those of the option `positional`.
+    """
+    flags = {name: name for name, kind in kinds.items() if kind is bool}
+    flags |= {_off(name): name for name in flags}
+    values: dict[str, Any] = {}
+    for name in [*(name for name in groups if name != positional), positional]:
+        if name not in groups or name not in (*kinds, *flags):
+            continue
+        uses, is_list = groups.pop(name), name in kinds and _is_list(kinds[name])
+        count = 0 if name in flags else 1
+        if positional and not is_list and name != positional:
+            rest = [word for words in uses for word in words[count:]]
+            uses = [words[:count] for words in uses]
+            groups.setdefault(positional, []).extend([rest] if rest else [])
+        if name in flags:
+            on = flags[name]
+            values[on] = name == on
+            if uses[-1]:
+                raise ConfigError(
+                    f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
+                )
+        else:
+            words = sum(uses, []) if is_list else uses[-1]
+            values[name] = _read(kinds[name], words, f"--{name}")
+    return values
 
 
-def _trust_names(
-    words: list[str], presets: Mapping[str, Any], trust_code: list[list[str]] | None
-) -> None:
+def _read(kind: Any, words: Sequence[str], where: str) -> Any:
+    """The value of the type `kind` that the words after the option `where` stand for."""
+    if not _is_list(kind) and len(words) != 1:
+        raise ConfigError(f"{where} takes one value, but {len(words)} were given")
+    return words[0] if plain.part_kinds(kind) else config_files.from_words(kind, words, where)
+
+
+def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
+    options = [*known]
+    for name in names:
+        if name not in options:
+            raise ConfigError(f"there is no option --{name}: {help_text.suggestion(name, options)}")
+
+
+def _trust_names(words: Sequence[str], presets: Mapping[str, Any], trust_code: bool) -> None:
     """Trusts the code that the command line and the presets name, or all of it."""
-    if trust_code is not None and any(trust_code):
-        raise ConfigError("--trust_code is a flag and takes no value: write it last")
     given = [word.partition("=")[2] or word for word in words]
-    trust(*filter(is_import_name, given), trust_code=trust_code is not None)
+    trust(*filter(is_import_name, given), trust_code=trust_code)
     for preset in presets.values():
         trust(*(found.name for found in names_in(to_plain(preset))))
 
 
-def _single(name: str, uses: list[list[str]]) -> str:
-    if len(uses[-1]) != 1:
-        raise ConfigError(f"--{name} takes one value, but {len(uses[-1])} were given")
-    return uses[-1][0]
-
-
 def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: str) -> T:
     """The preset with the fields of the files that --config, --resume and --continue_from name."""
-    resume, parent = files.get("resume"), files.get("continue_from")
-    chosen = files.get("preset")
+    resume, parent, chosen = map(files.get, ("resume", "continue_from", "preset"))
     if resume and len(files) > 1:
         raise ConfigError(
             "--resume takes all settings of the run: leave out --config, --preset and "
@@ -199,12 +206,12 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
     path = run or files.get("config")
     fields = config_files.read_object(to_path(path)) if path else {}
     check_trusted(fields, path or "")
-    named = fields.pop("preset", None)
-    name = chosen or named or next(iter(presets))
+    name = chosen or fields.get("preset") or next(iter(presets))
     if name not in presets:
         raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(presets)}")
     preset: Any = presets[name]
     if path:
+        fields.pop("preset", None)
         preset = config_files.with_fields(preset, fields, to_path(path))
     if run:
         preset = dataclasses.replace(preset, **_location(run, experiment))
@@ -230,7 +237,7 @@ def _own_parts(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) 
     """The settings of the parts of your own that `groups` name."""
     own: dict[str, Any] = {}
     for name in [name for name in groups if plain.part_kinds(kinds.get(name))]:
-        word = _single(name, groups[name])
+        word = _read(kinds[name], groups[name][-1], f"--{name}")
         part = plain.find_part(kinds[name], word, f"--{name}")
         own |= {} if part == word else config_files.settings(part, f"{name}.")
     return own
@@ -240,28 +247,6 @@ def _off(name: str) -> str:
     """The flag that switches off the flag `name`."""
     group, dot, last = name.rpartition(".")
     return f"{group}{dot}no_{last}"
-
-
-def _values(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
-    """The values that options give, by the dotted names of their fields."""
-    flags = {name: name for name, kind in kinds.items() if kind is bool}
-    flags |= {_off(name): name for name in flags}
-    values: dict[str, Any] = {}
-    for name, uses in groups.items():
-        if name in flags:
-            on = flags[name]
-            values[on] = name == on
-            if uses[-1]:
-                raise ConfigError(
-                    f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
-                )
-        elif plain.part_kinds(kinds[name]):
-            values[name] = _single(name, uses)
-        elif _is_list(kinds[name]):
-            values[name] = config_files.from_words(kinds[name], sum(uses, []), f"--{name}")
-        else:
-            values[name] = config_files.from_words(kinds[name], [_single(name, uses)], f"--{name}")
-    return values
 
 
 def _is_list(kind: Any) -> bool:

@@ -2,9 +2,7 @@
 
 import contextlib
 import contextvars
-import gc
 import io
-import logging
 import os
 import re
 import select
@@ -15,7 +13,6 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import FrameType
 from typing import Any, TextIO
 
 from jaxformer.errors import (
@@ -38,7 +35,6 @@ _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (OSError, 74),
     (KeyboardInterrupt, 130),
 )
-_GIB = 2**30
 _XLA_BRIDGE = "jax._src.xla_bridge"
 """The module of JAX that starts the devices."""
 _DEVICE_CURE = (
@@ -56,7 +52,8 @@ def run(main: Callable[[], None]) -> int:
     """
     try:
         _show_all_characters()
-        with _terminable(), _plain_warnings():
+        with _terminable(), warnings.catch_warnings():
+            warnings.showwarning = _warn  # one sentence, without the line of a program
             contextvars.copy_context().run(main)  # what a command trusts ends with it
             sys.stdout.flush()
         return 0
@@ -113,7 +110,7 @@ def _names_a_file(error: OSError) -> bool:
 
 
 def _is_output_closed() -> bool:
-    """Whether nobody reads standard output any more; then the null device takes its place."""
+    """True if the reader of stdout is gone (`| head`); then /dev/null takes its place."""
     with contextlib.suppress(OSError, ValueError):  # a stream without a file
         output, poll = sys.stdout.fileno(), select.poll()
         poll.register(output, 0)
@@ -135,23 +132,14 @@ def _raised_in(error: BaseException) -> str:
     return names[-1] if names else ""
 
 
-class _DeviceCure(logging.Filter):
-    """Adds to JAX's warning of a GPU or TPU that it cannot use what to install."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if "is not installed. Falling back" in record.getMessage():
-            record.msg, record.args = f"{record.getMessage()} To use it: {_DEVICE_CURE}.", ()
-        return True
-
-
 def _advice(error: BaseException) -> str:
     """The memory that was asked for, and settings that lower the need."""
     asked = re.search(r"allocat\w* ([\d.,]+) ?(\w+)", str(error))
     reason = str(error).splitlines()[0]
     if asked:
         amount, unit = asked.groups()
-        if unit == "bytes" and int(amount) >= _GIB:
-            amount, unit = f"{int(amount) / _GIB:,.1f}", "GiB"
+        if unit == "bytes" and int(amount) >= 2**30:
+            amount, unit = f"{int(amount) / 2**30:,.1f}", "GiB"
         reason = f"{amount} {unit} were asked for"
     return (
         f"out of memory: {reason}. Lower the batch "
@@ -169,19 +157,6 @@ def _exit_status(end: SystemExit) -> int:
     return 1
 
 
-@contextmanager
-def _plain_warnings() -> Iterator[None]:
-    """Prints a warning as one sentence, without the line of the program it comes from."""
-    devices, cure = logging.getLogger(_XLA_BRIDGE), _DeviceCure()
-    devices.addFilter(cure)
-    try:
-        with warnings.catch_warnings():
-            warnings.showwarning = _warn
-            yield
-    finally:
-        devices.removeFilter(cure)
-
-
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     say(f"warning: {' '.join(str(message).split())}", sys.stderr)
 
@@ -192,25 +167,8 @@ def _terminable() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGTERM, _stop)
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    if _is_collecting(frame):  # Python ignores exceptions there
-        threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
-        return
-    raise SystemExit(_TERMINATED)
-
-
-def _is_collecting(frame: FrameType | None) -> bool:
-    """Whether `frame` is within a callback of the collector of garbage, such as JAX's."""
-    callbacks = {getattr(callback, "__code__", None) for callback in gc.callbacks}
-    while frame is not None:
-        if frame.f_code in callbacks:
-            return True
-        frame = frame.f_back
-    return False

@@ -7,69 +7,30 @@ import difflib
 import inspect
 import shutil
 import textwrap
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from experiments.harness.cli.config_files import has_setting
 from jaxformer.config.plain import part_kinds, part_name, shown
 from jaxformer.errors import ConfigError
 
-RUN = "run"
-"""The group of the options that belong to no other."""
 _OTHER_NAMES = {
-    "accum": ("grad_accumulation",),
-    "batch": ("batch_size", "batch_tokens"),
     "batch_size": ("batch_tokens",),
-    "beam": ("beam_size", "eval_beam_size"),
-    "beams": ("beam_size", "eval_beam_size"),
     "bf16": ("dtype",),
     "block_size": ("seq_len",),
-    "checkpoint": ("run", "init_from"),
-    "clip": ("grad_clip_norm",),
-    "clip_norm": ("grad_clip_norm",),
-    "dropout": ("dropout_rate",),
     "epochs": ("total_steps",),
-    "eval_interval": ("evaluate_every",),
-    "eval_steps": ("evaluate_every",),
-    "fp16": ("dtype",),
-    "gradient_accumulation_steps": ("grad_accumulation",),
-    "heads": ("num_heads",),
     "hidden_size": ("d_model",),
-    "iters": ("total_steps",),
-    "layers": ("num_encoder_layers", "num_decoder_layers"),
-    "log_interval": ("log_every",),
-    "logging_steps": ("log_every",),
     "lr": ("learning_rate",),
     "max_tokens": ("batch_tokens", "max_new_tokens"),
-    "max_grad_norm": ("grad_clip_norm",),
-    "max_iters": ("total_steps",),
-    "length": ("max_new_tokens", "seq_len"),
-    "max_length": ("max_len", "seq_len", "max_new_tokens"),
-    "max_lr": ("learning_rate",),
-    "max_steps": ("total_steps",),
-    "min_lr": ("min_lr_ratio",),
-    "model": ("run",),
     "model_name_or_path": ("run", "init_from"),
-    "n_embd": ("d_model",),
-    "n_head": ("num_heads",),
-    "n_layer": ("num_encoder_layers", "num_decoder_layers"),
-    "out_dir": ("runs", "output"),
     "output_dir": ("runs", "output"),
-    "save_steps": ("save_every",),
-    "seq_length": ("seq_len",),
-    "steps": ("total_steps",),
-    "warmup": ("warmup_steps",),
     "wd": ("weight_decay",),
 }
 """Other programs' name of an option -> the last words of the options here."""
-_NOT_OPTIONS = {
-    "device": "JAX chooses the device; set JAX_PLATFORMS=cpu, cuda or tpu in the environment",
-    "gpu": "JAX uses the GPUs that it sees; set CUDA_VISIBLE_DEVICES to hide some",
-    "resume": "train has it; a training also resumes when its command is given again",
-}
-"""Options of other programs that do not exist here -> what to do."""
 
 
 def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
@@ -79,26 +40,24 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
     of its subclass; without such names all. Those in its `rare_options` are the last of their
     group. Raises `ConfigError` for an unknown group.
     """
-    rare = getattr(config, "rare_options", ())
-    kinds = {name: kinds[name] for name in sorted(kinds, key=rare.__contains__)}
-    common = list(getattr(config, "common_options", ()))
-    if not topics and common:
-        declaring = next(k for k in type(config).__mro__ if "common_options" in vars(k))
-        inherited = {field.name for field in dataclasses.fields(declaring)}
-        added = [name for name in kinds if name.partition(".")[0] not in inherited]
-        return _short(config, kinds, [*added, *common])
-    groups = _groups(kinds)
+    kinds = {
+        name: kinds[name]
+        for name in sorted(kinds, key=getattr(config, "rare_options", ()).__contains__)
+    }
+    groups = Counter(map(_group, kinds))
+    if not topics and hasattr(config, "common_options"):
+        return _short(config, kinds, groups)
     for topic in topics:
         if topic not in (*groups, "all"):
             raise ConfigError(
                 f"--help {topic}: there is no such group: give all or one of {', '.join(groups)}"
             )
-    chosen = [*groups] if not topics or "all" in topics else topics
-    return "\n".join(
-        f"{group}\n{''.join(_entry(config, kinds[name], name) for name in names)}"
-        for group in chosen
-        if (names := [x for x in kinds if _group(x) == group and has_setting(config, x)])
-    )
+    text = ""
+    for group in groups if not topics or "all" in topics else topics:
+        names = [name for name in kinds if _group(name) == group and has_setting(config, name)]
+        entries = "".join(_entry(config, kinds[name], name) for name in names)
+        text += f"{group}\n{entries}\n" if names else ""
+    return text.removesuffix("\n")
 
 
 def about(description: str, presets: Mapping[str, Any], chosen: str, experiment: str) -> str:
@@ -114,16 +73,11 @@ def about(description: str, presets: Mapping[str, Any], chosen: str, experiment:
         text += "new run from its state."
     text += " --trust_code lets files and folders name Python code of their authors, which runs."
     paragraphs = [each for each in inspect.cleandoc(description).split("\n\n") if each]
-    return "\n".join(map(wrapped, [*paragraphs, text]))
-
-
-def wrapped(text: str, indent: str = "") -> str:
-    """`text` in the width of the terminal, at most 100 columns."""
-    return textwrap.fill(text, _width(), subsequent_indent=indent) + "\n"
+    return "\n".join(map(_wrapped, [*paragraphs, text]))
 
 
 @cache
-def field_docs(kind: Any) -> dict[str, str]:
+def _field_docs(kind: Any) -> dict[str, str]:
     """The docstring under each field of the dataclass `kind`, on one line."""
     docs: dict[str, str] = {}
     base: Any
@@ -138,49 +92,26 @@ def field_docs(kind: Any) -> dict[str, str]:
 
 def doc_of(config: Any, name: str) -> str:
     """The docstring of the field of `config` with the dotted `name`."""
-    *path, field = name.split(".")
-    for word in path:
-        config = getattr(config, word)
-    kind: Any = type(config)
-    return field_docs(kind).get(field, "")
+    owner, dot, field = name.rpartition(".")
+    return _field_docs(type(attrgetter(owner)(config) if dot else config)).get(field, "")
 
 
-def _short(config: Any, kinds: Mapping[str, Any], names: Sequence[str]) -> str:
-    names = [name for name in names if name in kinds]
+def _short(config: Any, kinds: Mapping[str, Any], groups: Mapping[str, int]) -> str:
+    """A line for each common option, and the number of options of each of the `groups`."""
+    declaring = next(k for k in type(config).__mro__ if "common_options" in vars(k))
+    inherited = {field.name for field in dataclasses.fields(declaring)}
+    names = [name for name in kinds if name.partition(".")[0] not in inherited]
+    names += [name for name in config.common_options if name in kinds]
     first, second = max(map(len, names)) + 2, 13
-    room = _width() - first - second - 4
     text = f"{'option':{first}}  {'default':{second}}\n"
     for name in names:
         value = _shortened(_value(config, kinds[name], name), second)
+        doc = doc_of(config, name).partition(". ")[0].removesuffix(".")
         text += f"--{name:{first - 2}}  {value:{second}}  "
-        text += f"{_shortened(doc_of(config, name).partition('. ')[0].removesuffix('.'), room)}\n"
-    counts = ", ".join(f"{group} ({count})" for group, count in _groups(kinds).items())
+        text += f"{_shortened(doc, _width() - first - second - 4)}\n"
+    counts = ", ".join(f"{group} ({count})" for group, count in groups.items())
     more = f"--help GROUP shows all options of a group: {counts}. --help all shows all of them."
-    return f"{text}\n{wrapped(more)}"
-
-
-def _shortened(text: str, width: int) -> str:
-    return textwrap.shorten(text, width, placeholder=" ...")
-
-
-def _value(config: Any, kind: Any, name: str) -> str:
-    """The default of the option `name`, as it would be typed."""
-    for word in name.split("."):
-        config = getattr(config, word)
-    if dataclasses.is_dataclass(config):
-        return part_name(config, kind)
-    return " ".join(map(str, config)) if isinstance(config, tuple | list) else str(config)
-
-
-def _groups(kinds: Mapping[str, Any]) -> dict[str, int]:
-    """The number of options of each group."""
-    groups = [_group(name) for name in kinds]
-    return {group: groups.count(group) for group in groups}
-
-
-def _group(name: str) -> str:
-    group, dot, _ = name.partition(".")
-    return group if dot and group else RUN
+    return f"{text}\n{_wrapped(more)}"
 
 
 def _entry(config: Any, kind: Any, name: str) -> str:
@@ -189,30 +120,48 @@ def _entry(config: Any, kind: Any, name: str) -> str:
     allowed = "|".join(parts) if parts else "" if kind is bool else shown(kind)
     more = "; give it to see the options of another" if parts else ""
     text = f"{doc_of(config, name)} (default: {_value(config, kind, name) or 'empty'}{more})"
-    return wrapped(f"--{name} {allowed}".strip()) + wrapped(f"    {text}", "    ")
+    return _wrapped(f"--{name} {allowed}".strip()) + _wrapped(f"    {text}", "    ")
+
+
+def _value(config: Any, kind: Any, name: str) -> str:
+    """The default of the option `name`, as it would be typed."""
+    value = attrgetter(name)(config)
+    if dataclasses.is_dataclass(value):
+        return part_name(value, kind)
+    return " ".join(map(str, value)) if isinstance(value, tuple | list) else str(value)
+
+
+def _group(name: str) -> str:
+    """The group of an option; that of those in no other is called run."""
+    return name.partition(".")[0] if "." in name else "run"
+
+
+def _shortened(text: str, width: int) -> str:
+    return textwrap.shorten(text, width, placeholder=" ...")
+
+
+def _wrapped(text: str, indent: str = "") -> str:
+    return textwrap.fill(text, _width(), subsequent_indent=indent) + "\n"
 
 
 def _width() -> int:
+    """Columns of the terminal, at most 100."""
     return min(shutil.get_terminal_size().columns, 100)
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
     """The option to write instead of the unknown one `name`; names are without hyphens."""
-    word = _last_word(name)
-    if word in _NOT_OPTIONS:
-        return _NOT_OPTIONS[word]
-    group = [option for option in known if option.startswith(f"{name}.")]
-    if group:
+    if group := [option for option in known if option.startswith(f"{name}.")]:
         return f"it is a group of options, such as --{group[0]}; --help {name} lists them"
-    words = (word, *_OTHER_NAMES.get(word.removeprefix("num_"), ()))
-    same = [f"--{option}" for option in known if _last_word(option) in words][:3]
-    if same:
+    last = {option: option.rpartition(".")[2] for option in known}
+    word = name.rpartition(".")[2]
+    words = (word, *_OTHER_NAMES.get(word, ()))
+    if same := [f"--{option}" for option in known if last[option] in words][:3]:
         return f"use {' or '.join(same)}"
-    near = difflib.get_close_matches(word, dict.fromkeys(map(_last_word, known)))
-    options = [f"--{option}" for each in near for option in known if _last_word(option) == each]
+    near = [x for x in last.values() if len(word) > 2 and word in x]
+    near += difflib.get_close_matches(word, last.values())
+    options = [
+        f"--{option}" for each in dict.fromkeys(near) for option in known if last[option] == each
+    ]
     hint = f"did you mean {' or '.join(options[:3])}? " if options else ""
     return f"{hint}--help all lists them"
-
-
-def _last_word(option: str) -> str:
-    return option.rpartition(".")[2]
