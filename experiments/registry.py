@@ -3,12 +3,13 @@
 An experiment is a module with five names: `EXPERIMENT` (its runs are in RUNS/EXPERIMENT),
 `PRESETS` (named configurations of one class; the first is the default), `train` (a function of a
 configuration and `loggers`), `planned` (what `experiments.plan` compiles, a `PlannedTraining`) and
-`page_contents` (what a page shows of a run besides scores and curves). The last two may be missing;
-those of the experiments here stand in modules `plan` and `page`. One of your own needs no entry:
-its path is its name, as in `python -m experiments.sweep my_package.train --seeds 3`.
+`page_contents` (what a page shows of a run besides scores and curves). The last two may be missing,
+or stand in modules `plan` and `page` next to a module `train`. One of your own needs no entry: its
+path is its name, as in `python -m experiments.sweep my_package.train --seeds 3`.
 """
 
 import importlib
+import importlib.util
 from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
@@ -52,20 +53,15 @@ def find(name: str) -> ModuleType:
     return module
 
 
-def config_class(module: ModuleType) -> type:
-    """The class of the configurations of an experiment."""
-    return type(next(iter(module.PRESETS.values())))
-
-
 def planned(name: str) -> Any:
     """What `plan` compiles of an experiment; `ConfigError` for one that says nothing of it."""
     module = find(name)
-    found = _part(module, "planned", "plan")
-    if found is None:
+    value = _part(module, "planned", "plan")
+    if value is None:
         raise ConfigError(
             f"experiment={name!r}: {module.__name__} has no `planned`: define it, a PlannedTraining"
         )
-    return found
+    return value
 
 
 def page_contents(name: str) -> Callable[..., Any] | None:
@@ -73,21 +69,18 @@ def page_contents(name: str) -> Callable[..., Any] | None:
     return _part(find(name), "page_contents", "page")
 
 
-def _part(module: ModuleType, word: str, beside: str) -> Any:
-    """The value `word` of an experiment, or of the module next to it; None where it has none."""
-    if hasattr(module, word) or not module.__name__.startswith("experiments."):
-        return getattr(module, word, None)
-    path = f"{module.__name__.rpartition('.')[0]}.{beside}"
-    if path == f"{__package__}.language_modelling.{beside}" and module.EXPERIMENT == "finetuning":
-        return None
-    return getattr(importlib.import_module(path), word, None)
+def _part(module: ModuleType, word: str, sibling: str) -> Any:
+    """The value `word` of an experiment, or of the `sibling` of its module train; None: absent."""
+    path = f"{module.__name__.removesuffix('.train')}.{sibling}"
+    if not hasattr(module, word) and module.__name__.endswith(".train"):
+        module = importlib.import_module(path) if importlib.util.find_spec(path) else module
+    return getattr(module, word, None)
 
 
 def of_config(config: Any) -> ModuleType:
     """The experiment of the run `config`; `ConfigError` where none of those here has it."""
-    for name in NAMES:
-        module = find(name)
-        if type(config) is config_class(module):
+    for module in map(find, NAMES):
+        if any(type(config) is type(preset) for preset in module.PRESETS.values()):
             return module
     raise ConfigError(
         f"{type(config).__name__} belongs to no experiment ({', '.join(NAMES)}): give the module "

@@ -18,14 +18,13 @@ import pytest
 import jaxformer as jf
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_files import read_table
 from experiments.translation import evaluate, export, load_run, prepare, train, translate
 from experiments.translation.presets import PRESETS, Files
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError
-from jaxformer.ops.dense import is_quantized
+from jaxformer.ops.dense import is_quantized, quantize
 from tests.experiments.commands import call, metrics_of, options, refused
 from tests.experiments.events import events
 from tests.experiments.tiny_runs import TOO_LONG, changed
@@ -315,7 +314,7 @@ def test_runs_that_cannot_decode_together_are_refused(run, tmp_path):
 def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, loaded, pairs, tmp_path):
     done = call(evaluate, pairs | {"--output": tmp_path / "out.txt", "--int8": True})
     assert done.code == 0, done.err
-    found = checkpoint_selection.in_int8(loaded)
+    found = replace(loaded, params=quantize(loaded.model, loaded.params))
     assert is_quantized(found.params["embedding"]["table"])
     lines = read(pairs["--source"])
     expected = [best[0].text for best in jf.translate(found, lines, details=True)]

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import ProcessOptions
@@ -22,22 +22,12 @@ from jaxformer.distributed import (
     single,
 )
 from jaxformer.errors import CheckpointError, ConfigError, Diverged
-from jaxformer.nn.int8 import quantize
 from jaxformer.pretrained import Loaded
 
 CheckpointName = Literal["final", "best", "last", "average", "ema"]
 _REMEDY = "remove it to use the newest checkpoint"
 
 _Loaded = TypeVar("_Loaded", bound=Loaded)
-
-
-class Averaging(Protocol):
-    """The training settings that say which weights a run keeps (see `TrainingConfig`)."""
-
-    @property
-    def average_checkpoints(self) -> int: ...
-    @property
-    def result_tree(self) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -66,25 +56,20 @@ class RunOptions(ProcessOptions):
             )
 
     @property
-    def chooses(self) -> bool:
-        """Whether other weights are asked for than those that a command takes by itself."""
-        return self.checkpoint != "final" or self.step is not None
-
-    @property
     def folder(self) -> Path:
         """The folder of the run, here or in a bucket."""
         return storage.to_path(self.run)
 
     @property
     def strategy(self) -> Strategy:
-        """Where the weights are."""
+        """Placement of the weights."""
         if self.mesh:
             return sharded(make_mesh(self.mesh))
         return replicated() if distributed.is_several() else single()
 
     def check_pretrained(self) -> None:
         """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
-        if self.chooses:
+        if self.checkpoint != "final" or self.step is not None:
             raise ConfigError(
                 f"{self.run} is a folder of transformers, which has one set of weights: leave out "
                 "--checkpoint and --step"
@@ -105,7 +90,7 @@ class Chosen(NamedTuple):
 
 def choose(
     checkpoints: Checkpoints,
-    training: Averaging,
+    training: Any,
     metric: Callable[[Any, list[int]], float],
     devices: Strategy,
 ) -> Chosen:
@@ -117,10 +102,11 @@ def choose(
     last = _last(checkpoints, training)
     # Only the first process notes a validation: another one may not see that of the last step yet.
     best = int(agreed(checkpoints.best_step() or 0)) or None
-    candidates = [last] if best is None or last == [best] else [last, [best]]
     chosen: Chosen | None = None
-    for steps in candidates:
-        params = mean(checkpoints, training.result_tree, steps, devices)
+    for steps in [last] if best is None or last == [best] else [last, [best]]:
+        params = checkpoints.average_params(
+            steps, tree=training.result_tree, shardings=devices.shardings
+        )
         value = metric(params, steps)
         if math.isfinite(value) and (chosen is None or value < chosen.metric):
             chosen = Chosen(params, steps, value)
@@ -132,7 +118,7 @@ def choose(
     return chosen
 
 
-def _last(checkpoints: Checkpoints, training: Averaging) -> list[int]:
+def _last(checkpoints: Checkpoints, training: Any) -> list[int]:
     """The last `training.average_checkpoints` steps that `save_every` asked for, and the newest.
 
     The newest does not count if only its validation has saved it. A resumed run averages the same
@@ -144,11 +130,6 @@ def _last(checkpoints: Checkpoints, training: Averaging) -> list[int]:
     if not averaged or not saved[steps[-1]].metadata.get("saved_as_best"):
         averaged = sorted({*averaged, steps[-1]})
     return averaged[-training.average_checkpoints :]
-
-
-def mean(checkpoints: Checkpoints, tree: str, steps: list[int], devices: Strategy) -> Any:
-    """The mean over `steps` of the field `tree` of the state, on `devices`."""
-    return checkpoints.average_params(steps, tree=tree, shardings=devices.shardings)
 
 
 def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
@@ -178,15 +159,16 @@ class Weights(NamedTuple):
 
     def read(self, devices: Strategy) -> Any:
         """Their parameters, on `devices`."""
-        return mean(Checkpoints(self.folder / "checkpoints"), self.tree, self.steps, devices)
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        return checkpoints.average_params(self.steps, tree=self.tree, shardings=devices.shardings)
 
 
-def load(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Any:
+def load(folder: Path, training: Any, options: RunOptions = FINAL) -> Any:
     """The weights that `select` gives, on the first device."""
     return select(folder, training, options).read(single())
 
 
-def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> Weights:
+def select(folder: Path, training: Any, options: RunOptions = FINAL) -> Weights:
     """The weights of the run in `folder` that `options` name.
 
     Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,
@@ -203,23 +185,20 @@ def select(folder: Path, training: Averaging, options: RunOptions = FINAL) -> We
         )
     if options.checkpoint == "ema" and training.result_tree == "params":
         raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
-    step = newest if options.step is None else options.step
-    if options.checkpoint == "last":
-        return Weights(folder, [step], "params")
-    steps = [step]
+    steps = [newest if options.step is None else options.step]
     if options.checkpoint == "average":
         steps = _last(checkpoints, training)
     elif options.checkpoint == "best":
         steps = [checkpoints.best_step() or newest]
     elif options.checkpoint == "final" and options.step is None:
-        steps = _final(folder, checkpoints, newest)
-    return Weights(folder, steps, training.result_tree)
+        steps = _final(folder, kept)
+    tree = "params" if options.checkpoint == "last" else training.result_tree
+    return Weights(folder, steps, tree)
 
 
-def _final(folder: Path, checkpoints: Checkpoints, newest: int) -> list[int]:
+def _final(folder: Path, kept: list[int]) -> list[int]:
     """The steps that were chosen when training ended, or the newest one."""
-    steps = weights_of(folder).read(steps=list).get("steps", [newest])
-    kept = checkpoints.steps()
+    steps = weights_of(folder).read(steps=list).get("steps", kept[-1:])
     if not steps or not set(steps) <= set(kept):
         raise CheckpointError(
             f"{weights_of(folder).path} names the weights of step {_listed(steps)}, but the run "
@@ -259,11 +238,6 @@ def read_result(folder: Path) -> TrainResult:
     validation = weights_of(folder).read(steps=list)
     validation.pop("tree", None)
     return TrainResult(folder, validation.pop("steps", []), validation, scores)
-
-
-def in_int8(loaded: _Loaded) -> _Loaded:
-    """`loaded` with its `params` in 8 bits."""
-    return replace(loaded, params=quantize(loaded.model, loaded.params))
 
 
 def check_folder(folder: Path) -> None:

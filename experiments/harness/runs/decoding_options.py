@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
-from experiments.harness.runs import checkpoint_selection
 from jaxformer import storage
 from jaxformer.config import Checked, Natural, Positive, dotted_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
+from jaxformer.nn.int8 import quantize
 from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
@@ -66,7 +66,8 @@ def load_members(load: Callable[[Path], _Loaded], run: str, *, int8: bool = Fals
     """
     folders = run_folders(run)
     members = [load(folder) for folder in folders]
-    members = [checkpoint_selection.in_int8(each) if int8 else each for each in members]
+    if int8:
+        members = [replace(each, params=quantize(each.model, each.params)) for each in members]
     first = members[0]
     if len(members) == 1:
         return first

@@ -1,9 +1,10 @@
-"""Receivers of what a training logs: a user's own loggers, and TensorBoard's file of events."""
+"""Receivers of what a training logs: TensorBoard, and a user's own loggers."""
 
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ class Logger(Protocol):
 
 
 class Loggers:
-    """A user's loggers; the first error of each is a warning, and further ones are silent."""
+    """Loggers of a run; the first error of each is a warning, and further ones are silent."""
 
     def __init__(self, loggers: Iterable[Logger] = ()):
         self._loggers = list(loggers)
@@ -29,16 +30,17 @@ class Loggers:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Gives each logger a copy of `metrics`."""
-        self._each(lambda logger: logger.log(step, dict(metrics)))
+        self.call("log", step, metrics)
 
     def close(self) -> None:
         """Closes the loggers that can be closed."""
-        self._each(lambda logger: getattr(logger, "close", lambda: None)())
+        self.call("close")
 
-    def _each(self, call: Callable[[Any], None]) -> None:
+    def call(self, method: str, *args: Any) -> None:
+        """Calls the `method` of each logger that has it."""
         for logger in self._loggers:
             try:
-                call(logger)
+                getattr(logger, method, lambda *_: None)(*map(copy, args))
             except Exception as error:
                 if id(logger) not in self._warned:
                     reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
@@ -46,49 +48,60 @@ class Loggers:
                 self._warned.add(id(logger))
 
 
-class EventFile:
-    """A TensorBoard file, written in this thread: tensorboardX hangs if its own thread dies.
+class TensorBoard:
+    """A logger of TensorBoard's files, written in this thread: tensorboardX hangs if its own dies.
 
-    That of a `folder` in a bucket is written here, and replaced there by `flush`.
+    The file is opened by the first numbers. That of a `folder` in a bucket is written here, and
+    replaced there by `flush`.
     """
 
-    def __init__(self, folder: Path, first_step: int):
-        writers = optional_dependencies.load("tensorboardX.event_file_writer")
-        self._summary = optional_dependencies.load("tensorboardX.summary")
-        self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
-        folder.mkdir(parents=True, exist_ok=True)
+    def __init__(self, folder: Path):
         self._folder = folder
-        self._local = tempfile.TemporaryDirectory() if storage.is_in_bucket(folder) else None
-        local = Path(self._local.name) if self._local else folder
-        self._writer = writers.EventsWriter(str(local / "events"), f".{time.time_ns()}")
+        self._writer: Any = None
         self._flushed = 0.0
-        # TensorBoard then hides the events of earlier files from this step on.
-        start = self._event.SessionLog(status=self._event.SessionLog.START)
-        self._write(first_step, session_log=start)
 
-    def add_numbers(self, step: int, numbers: Mapping[str, float]) -> None:
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a point to each curve."""
-        for name, number in numbers.items():
+        self._writer = self._writer or self._open(step)
+        for name, number in metrics.items():
             self._write(step, summary=self._summary.scalar(name, number))
         now = time.time()
         if now - self._flushed > _FLUSH_SECONDS:
             self._writer.flush()
             self._flushed = now
 
-    def add_text(self, step: int, name: str, text: str) -> None:
-        """Adds a text, in which TensorBoard shows Markdown."""
-        self._write(step, summary=self._summary.text(name, text))
+    def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
+        """Adds a text, unless there were no numbers before."""
+        if self._writer is not None:  # Markdown shows indented lines as they are
+            text = "".join(f"    {line}\n" for line in lines)
+            self._write(step, summary=self._summary.text(name, text))
 
     def flush(self) -> None:
         """Writes the events that wait."""
-        self._writer.flush()
-        if self._local is not None:
-            storage.upload(Path(self._local.name), self._folder)
+        if self._writer is not None:
+            self._writer.flush()
+            if self._local is not None:
+                storage.upload(Path(self._local.name), self._folder)
 
     def close(self) -> None:
         """Writes the events that wait, and ends the file."""
         self.flush()
-        self._writer.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def _open(self, step: int) -> Any:
+        writers = optional_dependencies.load("tensorboardX.event_file_writer")
+        self._summary = optional_dependencies.load("tensorboardX.summary")
+        self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
+        self._folder.mkdir(parents=True, exist_ok=True)
+        in_bucket = storage.is_in_bucket(self._folder)
+        self._local = tempfile.TemporaryDirectory() if in_bucket else None
+        local = Path(self._local.name) if self._local else self._folder
+        self._writer = writers.EventsWriter(str(local / "events"), f".{time.time_ns()}")
+        # TensorBoard then hides the events of earlier files from this step on.
+        start = self._event.SessionLog(status=self._event.SessionLog.START)
+        self._write(step, session_log=start)
+        return self._writer
 
     def _write(self, step: int, **content: Any) -> None:
         self._writer.write_event(self._event.Event(wall_time=time.time(), step=step, **content))

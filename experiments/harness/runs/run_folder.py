@@ -3,6 +3,7 @@
 import contextlib
 import datetime
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -20,9 +21,9 @@ import jax
 from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.runs import distributed, run_files
-from experiments.harness.runs.loggers import EventFile, Loggers
+from experiments.harness.runs.loggers import Loggers, TensorBoard
 from experiments.harness.runs.run_files import Record
-from jaxformer import optional_dependencies, storage
+from jaxformer import storage
 from jaxformer.config import check_trusted, from_plain, is_import_name, record_trusted, to_plain
 from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import ConfigError
@@ -153,12 +154,12 @@ class Run:
         self.folder = storage.to_path(folder)
         self._writes = writes
         self._path = self.folder / "metrics.jsonl"
-        self.loggers = Loggers()
+        has_tensorboard = writes and importlib.util.find_spec("tensorboardX") is not None
+        own = [TensorBoard(self.folder / "tensorboard")] if has_tensorboard else []
+        self._tensorboard, self.loggers = Loggers(own), Loggers()
         self._in_bucket = storage.is_in_bucket(self.folder)
         self._content = b""  # of metrics.jsonl in a bucket, which cannot be appended to
         self._flushed = time.monotonic()
-        self._events: EventFile | None = None
-        self._first_step = 0
         self._torn = False
         self._warned: set[str] = set()
 
@@ -175,9 +176,7 @@ class Run:
         line = json.dumps({"step": int(step), **finite}) + "\n"
         with self.surviving("metrics.jsonl"):
             self._append(line.encode())
-        with self.surviving("tensorboard"):
-            if events := self._opened_events():
-                events.add_numbers(int(step), numbers)
+        self._tensorboard.log(int(step), numbers)
         self.loggers.log(int(step), numbers)
         if time.monotonic() - self._flushed > _FLUSH_SECONDS:
             self.flush()
@@ -189,16 +188,11 @@ class Run:
             return
         with self.surviving("metrics.jsonl"):
             self._path.write_bytes(self._content)
-        with self.surviving("tensorboard"):
-            if self._events is not None:
-                self._events.flush()
+        self._tensorboard.call("flush")
 
     def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
-        """Shows `lines` of `step` in TensorBoard, beside numbers that were logged before."""
-        with self.surviving("tensorboard"):
-            if self._events is not None:  # Markdown shows indented lines as they are
-                text = "".join(f"    {line}\n" for line in lines)
-                self._events.add_text(int(step), name, text)
+        """Shows `lines` of `step` in TensorBoard, next to numbers that were logged before."""
+        self._tensorboard.call("log_text", int(step), name, list(lines))
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
@@ -223,8 +217,6 @@ class Run:
             if self._path.exists():
                 storage.write(self._path, text.encode())
             self._content = text.encode()
-        self._close_events()
-        self._first_step = step + 1
 
     def metrics(self) -> list[dict]:
         """The logged lines in order, without damaged ones and numbers that are not finite."""
@@ -242,7 +234,7 @@ class Run:
     def close(self) -> None:
         """Closes the TensorBoard file and the loggers."""
         self.flush()
-        self._close_events()
+        self._tensorboard.close()
         self.loggers.close()
 
     def _warn_of_damage(self) -> None:
@@ -276,23 +268,6 @@ class Run:
         if written != len(line):
             raise OSError(f"only {written} of {len(line)} bytes were written")
         self._torn = False
-
-    def _opened_events(self) -> EventFile | None:
-        """The TensorBoard file; None without tensorboardX, or once it could not be written."""
-        if "tensorboard" in self._warned or not self._writes:
-            return None
-        if self._events is None:
-            try:
-                self._events = EventFile(self.folder / "tensorboard", self._first_step)
-            except optional_dependencies.MissingExtra:
-                self._warned.add("tensorboard")
-        return self._events
-
-    def _close_events(self) -> None:
-        if self._events is not None:
-            with self.surviving("tensorboard"):
-                self._events.close()
-        self._events = None
 
 
 def environment_of(folder: Path) -> Record:
