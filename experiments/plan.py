@@ -70,7 +70,7 @@ def main(config: Any) -> None:
     report = planning.describe(
         step,
         target.accelerator,
-        flops=training.flops(config),
+        flops=training.utilization(config),
         tokens=training.tokens(config),
         devices=count,
         dtype=config.model.dtype,

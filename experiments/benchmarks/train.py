@@ -28,9 +28,14 @@ from experiments.harness.planning import step_time
 from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.build import build_model, init_params
-from experiments.harness.training.flops import causal_flops, seq2seq_flops
 from experiments.harness.training.training_config import Remat, TrainingConfig
-from experiments.harness.training.utilization import DEVICE_KINDS, Peak, peak_of
+from experiments.harness.training.utilization import (
+    DEVICE_KINDS,
+    Peak,
+    causal_flops,
+    peak_of,
+    seq2seq_flops,
+)
 from experiments.language_modelling.presets import (
     gpt2_124m,
     gpt3_xl,

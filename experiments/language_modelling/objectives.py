@@ -8,8 +8,7 @@ import jax
 from flax import linen as nn
 
 from experiments.harness.training import build
-from experiments.harness.training.flops import causal_flops, masked_flops
-from experiments.harness.training.utilization import rows_and_length
+from experiments.harness.training.utilization import causal_flops, masked_flops, rows_and_length
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.heads import MaskedLanguageModel

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from experiments.harness.planning import PlannedTraining
-from experiments.harness.training.flops import seq2seq_cost
+from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent

@@ -14,7 +14,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training.flops import seq2seq_cost
+from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import evaluate as evaluation
 from experiments.translation import teacher
 from experiments.translation.load_run import LoadedRun, build_model

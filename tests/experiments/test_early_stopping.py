@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.harness.training.early_stopping import (
+from experiments.harness.training.task import (
     EarlyStopping,
     StoppingMetric,
     stopping_metric,

@@ -16,10 +16,9 @@ from experiments.harness.cli.exit_codes import exit_code
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions, select
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training.early_stopping import StoppingMetric
 from experiments.harness.training.fit import fit
 from experiments.harness.training.session import OpenRun, choose_weights
-from experiments.harness.training.task import Cost, EvaluationResult, Task
+from experiments.harness.training.task import Cost, EvaluationResult, StoppingMetric, Task
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single

@@ -17,7 +17,7 @@ import pytest
 import jaxformer as jf
 from experiments.harness.cli import config_files
 from experiments.harness.runs import run_folder
-from experiments.harness.training.flops import causal_flops
+from experiments.harness.training.utilization import causal_flops
 from experiments.language_modelling import corpus, evaluate, export, generate, load_run, prepare
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig

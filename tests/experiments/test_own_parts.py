@@ -24,7 +24,7 @@ from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.runs.loggers import Loggers
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.training import build
-from experiments.harness.training.early_stopping import stopping_metric
+from experiments.harness.training.task import stopping_metric
 from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare

@@ -19,9 +19,14 @@ from experiments.harness.planning import StepMemory, Target, parse_target, targe
 from experiments.harness.planning.compiling import OtherProgram
 from experiments.harness.planning.counting import largest_arrays
 from experiments.harness.planning.hlo import Program
-from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_cost
 from experiments.harness.training.session import choose_devices
-from experiments.harness.training.utilization import Peak, peak_of
+from experiments.harness.training.utilization import (
+    Peak,
+    causal_flops,
+    masked_flops,
+    peak_of,
+    seq2seq_cost,
+)
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS

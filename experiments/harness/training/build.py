@@ -21,8 +21,6 @@ from jaxtyping import Float
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger, Loggers
-from experiments.harness.training import device_check
-from experiments.harness.training.r_drop import r_drop
 from experiments.harness.training.training_config import (
     GatherAt,
     LoraOptions,
@@ -42,6 +40,9 @@ from jaxformer.training.train_step import TrainState
 
 M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
+
+DEVICE_CHECKS: list[Any] = []
+"""The comparisons by `device_check` that this process's run relies on, for env.json."""
 
 VALUES = {
     "model": "training.model",
@@ -127,13 +128,15 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
     """The attention function that `training` names."""
     name = training.attention_fn
     if name == "auto":
-        return device_check.AutoAttention()
+        from experiments.harness.training.device_check import AutoAttention  # for these alone
+
+        return AutoAttention()
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
     """The first parameters of `model`; attention is chosen for the step only."""
-    if isinstance(getattr(model, "attention_fn", None), device_check.AutoAttention):
+    if hasattr(getattr(model, "attention_fn", None), "calls"):  # an `AutoAttention`
         model = model.clone(attention_fn=reference)
     return model.init(rng, *inputs)["params"]
 
@@ -190,7 +193,11 @@ def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callab
 
     def make(*args: Any, **kwargs: Any) -> Loss:
         loss = make_loss(*args, **kwargs, **options)
-        return r_drop(loss, training.r_drop) if training.r_drop else loss
+        if not training.r_drop:
+            return loss
+        from experiments.harness.training.r_drop import r_drop  # for these runs alone
+
+        return r_drop(loss, training.r_drop)
 
     return make
 

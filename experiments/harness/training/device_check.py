@@ -1,7 +1,7 @@
-"""Attention functions and dense products, compared with the reference on a device, once.
+"""Attention functions and dense products, compared with the reference on a device.
 
 Before a run's first step on a kind of device, what was selected for it is computed on a small call.
-The result is recorded and remembered for later runs; a difference is printed.
+The result is recorded; a difference is printed.
 """
 
 import threading
@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_files import Record
-from jaxformer import __version__
+from experiments.harness.training.build import DEVICE_CHECKS
 from jaxformer.ops.attention import (
     ATTENTION_FNS,
     AttentionSpec,
@@ -36,27 +34,18 @@ from jaxformer.ops.dense import dense, logits_matmul
 from jaxformer.ops.dropout import Dropout, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
-RESULTS: "list[CheckResult]" = []
-"""The comparisons that this run relies on, for env.json. A process makes each of them once."""
-
 PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
-    {
-        "dense": dense,
-        "logits_matmul": logits_matmul,
-    }
+    {"dense": dense, "logits_matmul": logits_matmul}
 )
 """The products of a model with its weights: x [B, D] times a matrix [D, F]."""
 
 _LONGEST = 512  # queries and keys of the small call: two blocks of every kernel
 _SIZES = 384, 512, 640  # B, D, F of the small product: sums long enough to tell their type
-_TIMES_REFERENCE = 8.0
-"""The error that is allowed, in errors of `reference` in the same type."""
-_LEAST_ERROR = 1e-5
+_TIMES_REFERENCE, _TIMES_PRODUCT, _LEAST_ERROR = 8.0, 2.0, 1e-5
+"""The error that is allowed, in errors of the reference in the same type, and the least one."""
 _LIMIT = 120.0  # seconds
 _QUICKLY = {"xla_gpu_autotune_level": 0}
 """Options for a GPU: XLA takes the first program of a product, as it need not be a fast one."""
-_ROUNDED_INPUTS = {"gpu": 2.0**-11, "tpu": 2.0**-8}
-"""The rounding of float32 inputs by a platform's products at JAX's default precision."""
 
 
 class CheckResult(NamedTuple):
@@ -70,13 +59,8 @@ class CheckResult(NamedTuple):
     """Why the function is not to be used; empty where it agrees."""
     seconds: float
 
-    @property
-    def reference(self) -> str:
-        """What the function is compared with."""
-        return "float64" if isinstance(self.call, str) else "reference"
-
     def __str__(self) -> str:
-        outcome = self.failure or f"agrees with {self.reference}"
+        outcome = self.failure or "agrees with the reference"
         kind = f" in {self.call}" if isinstance(self.call, str) else ""
         return f"{self.name}{kind} on a small call: {outcome} ({self.seconds:.1f} s)"
 
@@ -91,7 +75,17 @@ def compare(
     `spec`. What raises, or takes more than `limit` seconds to compile and run, fails.
     """
     call = small_call(spec)
-    return _check(name, call, lambda: _difference(attention_fn, call), limit)
+    rng = np.random.default_rng(1)
+    mask, options = _mask(call, rng), _options(call, rng)
+
+    def attend(function: Any) -> Callable[..., Any]:
+        return lambda q, k, v: function(q, k, v, mask, **options)
+
+    def difference() -> str:
+        functions = attend(attention_fn), attend(reference)
+        return _difference(*functions, _inputs(call), ("dq", "dk", "dv"), _TIMES_REFERENCE)
+
+    return _check(name, call, difference, limit)
 
 
 def compare_products(
@@ -99,12 +93,18 @@ def compare_products(
 ) -> CheckResult:
     """The `products` of matrices in `dtype` and their gradients, as `compare` does.
 
-    The truth is numpy's float64. A result may differ by the rounding of its own type, and that of
-    float32 inputs at JAX's default precision; sums in less than float32 do not pass.
+    The error may be twice that of `jnp.matmul`: sums in less than float32 do not pass.
     """
 
     def difference() -> str:
-        failures = {name: _product_difference(each, dtype) for name, each in products.items()}
+        rng, (rows, size, width) = np.random.default_rng(0), _SIZES
+        shapes = (rows, size), (size, width)
+        inputs = [rng.standard_normal(shape).astype(jnp.dtype(dtype)) for shape in shapes]
+        names = "dx", "dmatrix"
+        failures = {
+            name: _difference(each, jnp.matmul, inputs, names, _TIMES_PRODUCT)
+            for name, each in products.items()
+        }
         return "; ".join(f"{name}: {failure}" for name, failure in failures.items() if failure)
 
     return _check("products", dtype, difference, _LIMIT)
@@ -131,17 +131,37 @@ def _check(
     return CheckResult(name, call, failure, time.monotonic() - start)
 
 
-def _outputs(
-    function: Callable[..., Any], weights: Any, *inputs: Any, quickly: bool = False
-) -> list[Any]:
-    """`function(*inputs)`, and the gradients of its sum with `weights`; `quickly` compiled."""
+def _difference(
+    function: Callable[..., Any],
+    reference: Callable[..., Any],
+    inputs: list[Any],
+    names: tuple[str, ...],
+    times: float,
+) -> str:
+    """The first of values and gradients that differs too much from float32's; else empty.
+
+    The error may be `times` that of `reference` in the type of `inputs`.
+    """
+    with jax.default_matmul_precision("highest"):
+        exact = _outputs(reference, *(x.astype(np.float32) for x in inputs))
+    outputs = _outputs(function, *inputs), _outputs(reference, *inputs), exact
+    for name, result, near, true in zip(("values", *names), *outputs, strict=True):
+        error, usual = _error(result, true), _error(near, true)
+        if not error <= times * usual + _LEAST_ERROR:
+            return f"{name} differ by {error:.1e} of the largest, the reference's by {usual:.1e}"
+    return ""
+
+
+def _outputs(function: Callable[..., Any], *inputs: Any) -> list[Any]:
+    """`function(*inputs)`, and the gradients of a weighted sum of it."""
 
     def loss(*inputs: Any) -> Any:
-        out = function(*inputs)
-        return jnp.sum(out.astype(jnp.float32) * weights.astype(jnp.float32)), out
+        out = function(*inputs).astype(jnp.float32)
+        weights = jax.random.normal(jax.random.key(1), out.shape)
+        return jnp.sum(out * weights), out
 
     differentiate = jax.value_and_grad(loss, tuple(range(len(inputs))), has_aux=True)
-    options = _QUICKLY if quickly and jax.default_backend() == "gpu" else None
+    options = _QUICKLY if jax.default_backend() == "gpu" else None
     (_, out), gradients = jax.jit(differentiate, compiler_options=options)(*inputs)
     return [out, *gradients]
 
@@ -152,24 +172,6 @@ def _error(result: Any, true: Any) -> float:
     return float(
         np.abs(np.asarray(result, np.float64) - true).max() / max(np.abs(true).max(), 1e-30)
     )
-
-
-def _product_difference(product: Callable[[Any, Any], Any], dtype: str) -> str:
-    """The first difference of the product and its gradients that is too large; else empty."""
-    rng, (rows, size, width) = np.random.default_rng(0), _SIZES
-    shapes = (rows, size), (size, width), (rows, width)
-    arrays = [rng.standard_normal(shape).astype(jnp.dtype(dtype)) for shape in shapes]
-    x, matrix, weights = (array.astype(np.float64) for array in arrays)
-    exact = x @ matrix, weights @ matrix.T, x.T @ weights
-    inputs = _ROUNDED_INPUTS.get(jax.default_backend(), 0.0) if dtype == "float32" else 0.0
-    results = _outputs(product, arrays[2], *arrays[:2])
-    for name, result, true in zip(("values", "dx", "dmatrix"), results, exact, strict=True):
-        rounding, error = max(float(jnp.finfo(result.dtype).eps) / 2, inputs), _error(result, true)
-        if not error <= 2 * rounding + _LEAST_ERROR:
-            return (
-                f"{name} differ by {error:.1e} of the largest, their type rounds by {rounding:.1e}"
-            )
-    return ""
 
 
 def small_call(spec: AttentionSpec) -> AttentionSpec:
@@ -184,38 +186,6 @@ def small_call(spec: AttentionSpec) -> AttentionSpec:
         queries=queries,
         keys=queries if spec.keys == spec.queries else min(spec.keys, _LONGEST),
         window=None if spec.window is None else min(spec.window, max(queries // 3, 1)),
-    )
-
-
-def _difference(attention_fn: Any, call: AttentionSpec) -> str:
-    """The largest difference of values and gradients, where it is too large; else empty."""
-    inputs = _inputs(call)
-    plain, exact = _truth(call)
-    results = _attend(attention_fn, call, *inputs)
-    names = "values", "dq", "dk", "dv"
-    for name, result, near, true in zip(names, results, plain, exact, strict=True):
-        error, usual = _error(result, true), _error(near, true)
-        if not error <= _TIMES_REFERENCE * usual + _LEAST_ERROR:
-            return f"{name} differ by {error:.1e} of the largest, those of reference by {usual:.1e}"
-    return ""
-
-
-@cache
-def _truth(call: AttentionSpec) -> tuple[list[Any], list[Any]]:
-    """The results of `reference` in the type of `call`, and in float32; every function's truth."""
-    inputs = _inputs(call)
-    with jax.default_matmul_precision("highest"):
-        exact = _attend(reference, call, *(x.astype(np.float32) for x in inputs))
-    return jax.device_get((_attend(reference, call, *inputs), exact))
-
-
-def _attend(attention_fn: Any, call: AttentionSpec, q: Any, k: Any, v: Any) -> list[Any]:
-    """The values and three gradients of `attention_fn` in `call`."""
-    rng = np.random.default_rng(1)
-    mask, options = _mask(call, rng), _options(call, rng)
-    weights = rng.standard_normal((*q.shape[:3], call.value_size)).astype(jnp.dtype(call.dtype))
-    return _outputs(
-        lambda q, k, v: attention_fn(q, k, v, mask, **options), weights, q, k, v, quickly=True
     )
 
 
@@ -257,12 +227,6 @@ def _options(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
     return options | ({} if call.softcap is None else {"softcap": call.softcap})
 
 
-_NEXT = "the next attention function is taken"
-_NO_OTHER = (
-    "nothing replaces a product: update the driver, unset XLA_FLAGS, or give --model.dtype float32"
-)
-
-
 @dataclass(frozen=True)
 class AutoAttention:
     """`auto_attention` with kernels that agree with `reference` here; prints why, once each."""
@@ -291,57 +255,39 @@ def accept(spec: AttentionSpec, kernel: Kernel) -> bool:
     device = DeviceInfo.current()
     if device.platform != jax.local_devices()[0].platform:
         return True
-    call = kernel.name, small_call(spec), device.kind
     with ThreadPoolExecutor(1) as pool:  # this thread is tracing a program
-        return pool.submit(_agrees, *call).result()
+        return pool.submit(_agrees, kernel.name, small_call(spec)).result()
 
 
 def check_products(dtype: str) -> bool:
-    """Whether products with weights in `dtype` agree with float64 on all processes' devices."""
-    return _agrees("products", dtype, jax.local_devices()[0].device_kind)
+    """Whether products with weights in `dtype` agree with float32 on all processes' devices."""
+    return _agrees("products", dtype)
 
 
-def _agrees(name: str, call: AttentionSpec | str, kind: str) -> bool:
-    result, failed = _compared(name, call, kind)
-    if result not in RESULTS:
-        RESULTS.append(result)
+def _agrees(name: str, call: AttentionSpec | str) -> bool:
+    result, failed = _compared(name, call)
+    if result not in DEVICE_CHECKS:
+        DEVICE_CHECKS.append(result)
         if failed.any():
-            first = f"{name} of process {np.argmax(failed)} differ from those of {result.reference}"
-            advice = _NO_OTHER if isinstance(call, str) else _NEXT
+            first = f"{name} of process {np.argmax(failed)} differ from those of the reference"
+            advice = _NO_OTHER if isinstance(call, str) else "the next attention function is taken"
             display.say(f"{result if result.failure else first}; {advice}")
     return not failed.any()
 
 
+_NO_OTHER = (
+    "nothing replaces a product: update the driver, unset XLA_FLAGS, or give --model.dtype float32"
+)
+
+
 @cache
-def _compared(name: str, call: AttentionSpec | str, kind: str) -> tuple[CheckResult, np.ndarray]:
+def _compared(name: str, call: AttentionSpec | str) -> tuple[CheckResult, np.ndarray]:
     """The comparison on this process, and for each process whether it has failed there."""
-    known, key = _Known(), f"{kind}; jax {jax.__version__}; {__version__}; {name}; {call}"
-    failure = known.read().get(key)
-    if failure is not None:
-        result = CheckResult(name, call, failure, 0.0)
-    elif isinstance(call, str):
+    if isinstance(call, str):
         result = compare_products(call)
     else:
         result = compare(name, ATTENTION_FNS[name], call)
-    known.write(key, result.failure)
     failed = np.array([bool(result.failure)])
     if distributed.is_several():
         failed = multihost_utils.process_allgather(failed).ravel()
     return result, failed
-
-
-class _Known:
-    """Failures by call, in the folder of compiled programs; nothing is kept where there is none."""
-
-    def __init__(self) -> None:
-        folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-        self._record = Record(Path(folder) / "device_check.json") if folder else None
-
-    def read(self) -> dict[str, str]:
-        return self._record.read_if_intact() if self._record else {}  # damage costs a comparison
-
-    def write(self, key: str, failure: str) -> None:
-        if self._record is None or not distributed.is_first() or key in self.read():
-            return
-        self._record.path.parent.mkdir(parents=True, exist_ok=True)
-        self._record.write(self.read() | {key: failure})

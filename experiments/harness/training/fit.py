@@ -2,6 +2,7 @@
 
 import itertools
 import time
+import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,13 +16,22 @@ import jax
 from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.preemption import asked_to_stop
-from experiments.harness.training import device_check
-from experiments.harness.training.build import describe_size, learning_rates, result_params
-from experiments.harness.training.early_stopping import EarlyStopping, due
+from experiments.harness.training.build import (
+    DEVICE_CHECKS,
+    describe_size,
+    learning_rates,
+    result_params,
+)
 from experiments.harness.training.progress import Progress
-from experiments.harness.training.saving import Saves
 from experiments.harness.training.session import OpenRun
-from experiments.harness.training.task import Cost, EvaluationResult, Task, sample_lines
+from experiments.harness.training.task import (
+    Cost,
+    EarlyStopping,
+    EvaluationResult,
+    Task,
+    due,
+    sample_lines,
+)
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import agreed, assert_processes_agree
@@ -29,6 +39,8 @@ from jaxformer.errors import CheckpointError
 from jaxformer.training.train_step import TrainState
 
 Step = Callable[[TrainState, Any], tuple[TrainState, Mapping[str, Any]]]
+
+PATIENCE = 3  # saves in a row that may not fail
 
 
 def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
@@ -114,9 +126,9 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
-            if len(device_check.RESULTS) > known:
-                known = len(device_check.RESULTS)
-                log.add_environment(device_check="; ".join(map(str, device_check.RESULTS)))
+            if len(DEVICE_CHECKS) > known:
+                known = len(DEVICE_CHECKS)
+                log.add_environment(device_check="; ".join(map(str, DEVICE_CHECKS)))
             regular = number == total or due(number, training.save_every)
             if regular:
                 save()  # before the evaluation, which a device may have no room for
@@ -188,6 +200,46 @@ def _restored(
             "tokenizer or the settings of its batches have changed; use another --name"
         )
     return state, EarlyStopping(**metadata["early_stopping"])
+
+
+class Saves:
+    """Saves to `checkpoints`. A failure is a warning, until the third in a row or the last save."""
+
+    def __init__(self, checkpoints: Checkpoints):
+        self._checkpoints = checkpoints
+        self._failures: list[OSError] = []
+
+    def save(self, *args: Any, **named: Any) -> None:
+        """Calls `Checkpoints.save`."""
+        self._surviving(self._settle)
+        self._surviving(partial(self._checkpoints.save, *args, **named))
+
+    def annotate(self, *args: Any) -> None:
+        """Calls `Checkpoints.annotate`."""
+        self._surviving(self._settle)
+        self._surviving(partial(self._checkpoints.annotate, *args))
+
+    def end(self) -> None:
+        """Returns when all is saved; raises the error of the last save if that has failed."""
+        self._settle()
+        if self._failures:
+            raise self._failures[-1]
+
+    def _settle(self) -> None:
+        if self._checkpoints.wait():
+            self._failures.clear()
+
+    def _surviving(self, write: Callable[[], None]) -> None:
+        try:
+            write()
+        except OSError as error:
+            self._failures.append(error)
+            left = PATIENCE - len(self._failures)
+            if left <= 0:
+                raise
+            reason = f"{error.filename}: {error.strerror}" if error.filename else error
+            more = f"the next save tries again, and {left} more failures end the run"
+            warnings.warn(f"{reason}; {more}", stacklevel=4)
 
 
 class Prefetched:

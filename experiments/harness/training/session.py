@@ -18,9 +18,8 @@ from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training import build, device_check
-from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
-from experiments.harness.training.task import Task
+from experiments.harness.training import build
+from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
 from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
 from jaxformer.checkpoint import Checkpoints
@@ -86,14 +85,16 @@ def open_run(
         log = run_folder.open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
-        device_check.RESULTS.clear()  # those of an earlier run in this process
+        build.DEVICE_CHECKS.clear()  # those of an earlier run in this process
         log.loggers = build.build_loggers(config.training, log.folder, loggers)
         try:
             peak = peak_of(devices, config.model.dtype)
             record_environment(log, config, setup=setup, utilization=peak)
             display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
             if setup.platform != "cpu":  # where the tests have compared them
-                device_check.check_products(config.model.dtype)
+                from experiments.harness.training.device_check import check_products
+
+                check_products(config.model.dtype)
             keep = config.training.average_checkpoints + 1  # one may be damaged
             with Checkpoints(log.folder / "checkpoints", keep=keep) as checkpoints:
                 yield OpenRun(
