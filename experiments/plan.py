@@ -5,15 +5,11 @@ step, validation and decoding without text, weights or devices. The options are 
 and --target h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own.
 """
 
-import contextlib
 import math
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, make_dataclass
-from importlib import metadata
 from typing import Any
-
-import jax
 
 from experiments import registry
 from experiments.harness import cli, planning
@@ -41,7 +37,8 @@ class PlanOptions:
 
 def presets_of(experiment: str) -> dict[str, Any]:
     """The presets of an experiment with `PlanOptions` as further fields."""
-    presets = registry.planned(experiment).presets
+    registry.planned(experiment)
+    presets = registry.find(experiment).PRESETS
     base = type(next(iter(presets.values())))
     kind = make_dataclass(f"Planned{base.__name__}", (), bases=(PlanOptions, base), frozen=True)
     return cli.with_options(presets, kind)
@@ -56,44 +53,13 @@ def main(config: Any) -> None:
     """
     training = registry.planned(config.experiment)
     config = training.prepare(config)
-    target = planning.parse_target(config.target)
+    target, is_estimate = planning.parse_target(config.target), config.compiler == "cpu"
     count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
-    is_estimate = config.compiler == "cpu"
-    what = f"a step of {training.tokens(config):,} tokens"
-    where = config.mesh or config.strategy
-    print(f"{config.name}: {what} on {count} x {target.accelerator}, {where}")
-    print(f"compiler            {_version(config.compiler)}", flush=True)
     if is_estimate:
         planning.start_devices(count)
     devices = None if is_estimate else planning.devices(target, count)
-    step = planning.compile_step(config, training, devices)
-    report = planning.describe(
-        step,
-        target.accelerator,
-        flops=training.utilization(config),
-        tokens=training.tokens(config),
-        devices=count,
-        dtype=config.model.dtype,
-        estimate=is_estimate,
-    )
-    print(report)
-    for sentence in planning.advice(config, step, target.accelerator):
-        print(f"change: {sentence}")
-    if is_estimate:
-        print(planning.ASSUMPTIONS)
-
-
-def _version(compiler: Compiler) -> str:
-    """The compiler's name and version."""
-    names = {
-        "cpu": ("jaxlib",),
-        "tpu": ("libtpu",),
-        "cuda": ("jax-cuda13-plugin", "jax-cuda12-plugin"),
-    }
-    for name in names[compiler]:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return f"{name} {metadata.version(name)}, JAX {jax.__version__}"
-    return f"{names[compiler][0]} is not installed"
+    for paragraph in planning.report(config, training, target.accelerator, count, devices):
+        print(paragraph, flush=True)
 
 
 def _presets(arguments: Sequence[str]) -> dict[str, Any]:

@@ -10,7 +10,6 @@ _EXTRAS = {
     "torchmetrics": "peers",
     "transformers": "models",
     "ctranslate2": "peers",
-    "jupytext": "notebooks",
     "nbclient": "notebooks",
     "nbformat": "notebooks",
     "sentencepiece": "subwords",

@@ -192,7 +192,7 @@ def transformers_search(work: DecodeWork, folder: Path) -> Case:
             )
         return texts[:, 1:].numpy()
 
-    return text_case(decode, {"threads": torch.get_num_threads()})
+    return text_case(decode, threads=torch.get_num_threads())
 
 
 def ctranslate2_search(
@@ -223,7 +223,7 @@ def ctranslate2_search(
         )
         return np.array([[int(word) for word in one.hypotheses[0]] for one in results])
 
-    return text_case(decode, {"threads": cpu_count(), "translators": translators})
+    return text_case(decode, threads=cpu_count(), translators=translators)
 
 
 def _marian(folder: Path) -> Any:

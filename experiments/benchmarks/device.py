@@ -24,7 +24,7 @@ from experiments.benchmarks.attention import Shape, find_attention, jax_attentio
 from experiments.benchmarks.collectives import COLLECTIVES, collective
 from experiments.benchmarks.generate import GenerateWork, jax_sample
 from experiments.benchmarks.report import evidence
-from experiments.benchmarks.timing import Case, CaseFailed, seconds_of
+from experiments.benchmarks.timing import Case, CaseFailed
 from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
 from experiments.harness import cli
 from experiments.harness.cli import display
@@ -280,7 +280,7 @@ def rates(case: Case, repetitions: int) -> dict[str, float]:
 def timed(case: Case, repetitions: int) -> float:
     """The mean seconds of one of `repetitions`, after one that is not counted."""
     case.wait(case.run())
-    return seconds_of(case, repetitions)
+    return case.seconds(repetitions)
 
 
 def accelerator() -> str | None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.benchmarks import report
 from experiments.benchmarks.report import compiled_texts, load_torch, random_params, text_case
-from experiments.benchmarks.timing import Case, Comparison, MakeCase, TimingConfig
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig, Timings
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer import optional_dependencies
@@ -73,8 +73,8 @@ def main(options: GenerateOptions) -> None:
         f"{work.batch_size} x {work.new_tokens} tokens": cases(work)
         for work in (replace(options.work, batch_size=size) for size in options.batch_sizes)
     }
-    for comparison in report.run_tables(options, tables, PEERS).values():
-        check_texts(comparison)
+    for timings in report.run_tables(options, tables, PEERS).values():
+        check_texts(timings)
 
 
 def cases(work: GenerateWork) -> dict[str, MakeCase]:
@@ -86,14 +86,11 @@ def cases(work: GenerateWork) -> dict[str, MakeCase]:
     }
 
 
-def check_texts(comparison: Comparison) -> None:
+def check_texts(timings: Timings) -> None:
     """Raises `RuntimeError` unless all cases wrote the same text."""
-    checksums = {name: metadata["checksum"] for name, metadata in comparison.metadata.items()}
+    checksums = {name: timing.metadata["checksum"] for name, timing in timings.measured.items()}
     if len(set(checksums.values())) > 1:
-        raise RuntimeError(
-            "the texts differ, so the cases did not do the same work: "
-            + ", ".join(f"{name} {checksum}" for name, checksum in checksums.items())
-        )
+        raise RuntimeError(f"the texts differ, so the cases did not do the same work: {checksums}")
 
 
 def params_of(config: TransformerConfig) -> Any:
@@ -151,7 +148,7 @@ def torch_loop(work: GenerateWork, threads: int | None = None) -> Case:
             text[:, number] = last[:, 0]
         return text.numpy().astype(np.int32)
 
-    return text_case(write, {"threads": torch.get_num_threads()})
+    return text_case(write, threads=torch.get_num_threads())
 
 
 def reference_of(config: TransformerConfig) -> Any:

@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,11 +21,11 @@ import numpy as np
 
 from experiments.benchmarks.timing import (
     Case,
-    Comparison,
     MakeCase,
-    Summary,
+    Timing,
     TimingConfig,
-    compare,
+    Timings,
+    measure_cases,
 )
 from experiments.harness.results.tables import Table, markdown
 from experiments.results import Result
@@ -37,8 +38,7 @@ _PACKAGES = (
     *("jax-cuda13-plugin", "nvidia-cudnn-cu13"),
 )
 
-Metadata = Mapping[str, Any]
-COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Summary, Metadata], str]]] = {
+COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Timing, dict[str, Any]], str]]] = {
     "median, ms": ((), lambda time, _: f"{time.median * 1e3:.1f}"),
     "least, ms": ((), lambda time, _: f"{time.least * 1e3:.1f}"),
     "spread": ((), lambda time, _: f"{time.spread:.0%}"),
@@ -61,7 +61,7 @@ def run_tables(
     options: TimingConfig,
     tables: Mapping[str, Mapping[str, MakeCase]],
     peers: Sequence[str] = (),
-) -> dict[str, Comparison]:
+) -> dict[str, Timings]:
     """Measures each of `tables` (title -> cases), prints it, and writes all so far to a file.
 
     The file is RUNS/benchmarks/NAME.json, with the options and the environment before the first
@@ -69,50 +69,43 @@ def run_tables(
     """
     if not options.interleaved:  # JAX takes 0.75 of a GPU's memory by default
         os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
-    where = environment()
-    comparisons: dict[str, Comparison] = {}
+    content = {"environment": environment(), "options": to_plain(options)}
     path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    print("; ".join(f"{name} {value}" for name, value in where.items() if value is not None))
+    print("; ".join(f"{name} {x}" for name, x in content["environment"].items() if x is not None))
+    results: dict[str, Timings] = {}
     for title, cases in tables.items():
-        comparisons[title] = compare(cases, options, peers=peers)
-        print(f"\n{title}\n\n{table(comparisons[title])}", flush=True)
-        content = {
-            "environment": where,
-            "options": to_plain(options),
-            "comparisons": {title: _plain(one) for title, one in comparisons.items()},
+        results[title] = measure_cases(cases, options, peers=peers)
+        print(f"\n{title}\n\n{table(results[title])}", flush=True)
+        rows = {
+            title: {
+                "measured": {name: timing._asdict() for name, timing in timings.measured.items()},
+                "missing": timings.missing,
+            }
+            for title, timings in results.items()
         }
-        path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        path.write_text(json.dumps(content | {"tables": rows}, indent=2) + "\n", encoding="utf-8")
     print(f"\nall numbers: {path}")
-    return comparisons
+    return results
 
 
-def table(comparison: Comparison) -> str:
+def table(timings: Timings) -> str:
     """A row for each case, its metadata, and a line for each that was not measured."""
-    columns = {title: _cells(comparison, *column) for title, column in COLUMNS.items()}
-    columns = {title: cells for title, cells in columns.items() if set(cells) - {"-"}}
-    rows = list(zip(comparison.measured, *columns.values(), strict=True))
+    columns = {}
+    for title, (needed, cell) in COLUMNS.items():
+        cells = [
+            cell(timing, timing.metadata) if all(map(timing.metadata.get, needed)) else "-"
+            for timing in timings.measured.values()
+        ]
+        if set(cells) - {"-"}:
+            columns[title] = cells
+    rows = list(zip(timings.measured, *columns.values(), strict=True))
     lines = [markdown(Table(("", *columns), rows))]
-    lines += [
-        f"{name}: {', '.join(f'{key} {value}' for key, value in metadata.items())}"
-        for name, metadata in comparison.metadata.items()
-        if metadata
-    ]
-    lines += [f"not measured: {name}: {why}" for name, why in comparison.missing.items()]
+    for name, timing in timings.measured.items():
+        facts = ", ".join(f"{key} {value}" for key, value in timing.metadata.items())
+        lines += [f"{name}: {facts}"] if facts else []
+    lines += [f"not measured: {name}: {why}" for name, why in timings.missing.items()]
     return "\n".join(lines)
-
-
-def _cells(
-    comparison: Comparison, needed: Sequence[str], cell: Callable[[Summary, Metadata], str]
-) -> list[str]:
-    """The cells of a column; "-" for a case without the metadata that it needs."""
-    cases = [(time, comparison.metadata[name]) for name, time in comparison.measured.items()]
-    return [cell(time, case) if all(map(case.get, needed)) else "-" for time, case in cases]
-
-
-def _plain(comparison: Comparison) -> dict[str, Any]:
-    measured = {name: summary._asdict() for name, summary in comparison.measured.items()}
-    return comparison._asdict() | {"measured": measured}
 
 
 def environment() -> dict[str, str | int | float | None]:
@@ -124,23 +117,16 @@ def environment() -> dict[str, str | int | float | None]:
     for name in _PACKAGES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
+    info = Path("/proc/cpuinfo")
+    models = re.findall(r"model name\s*: (.*)", info.read_text("utf-8")) if info.exists() else []
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": cpu_model(),
+        "cpu": models[0] if models else platform.processor() or platform.machine(),
         "cores": cpu_count(),
         "load": round(os.getloadavg()[0], 2),
         "python": platform.python_version(),
         **versions,
     }
-
-
-def cpu_model(info: Path = Path("/proc/cpuinfo")) -> str:
-    """The name of the processor, or of its architecture where `info` has none."""
-    with suppress(OSError):
-        for line in info.read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def evidence(
@@ -162,12 +148,12 @@ def evidence(
     ]
 
 
-def text_case(write: Callable[[], np.ndarray], metadata: Mapping[str, Any]) -> Case:
+def text_case(write: Callable[[], np.ndarray], **metadata: Any) -> Case:
     """`write()` gives tokens [B, T]; the first four of three texts and a checksum are reported."""
     text = write()
     checksum = f"{zlib.crc32(text.astype(np.int32).tobytes()):08x}"
     reported = {"tokens": text.size, "first_tokens": text[:3, :4].tolist(), "checksum": checksum}
-    return Case(write, {**metadata, **reported})
+    return Case(write, metadata | reported)
 
 
 def compiled_texts(
@@ -183,9 +169,10 @@ def compiled_texts(
     runs = [
         lambda part=part: np.asarray(compiled(params, *part)) for part in zip(*split, strict=True)
     ]
-    device = {"device": jax.devices()[0].device_kind}
     return text_case(
-        lambda: np.concatenate(list(concurrently(runs, count))), {**device, **metadata}
+        lambda: np.concatenate(list(concurrently(runs, count))),
+        device=jax.devices()[0].device_kind,
+        **metadata,
     )
 
 

@@ -5,12 +5,14 @@ A disturbance of the machine reaches all of them, and their thread pools do not 
 
 import contextlib
 import multiprocessing
+import os
+import signal
 import statistics
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
 from typing import Annotated, Any, NamedTuple
 
 from jaxformer.config import Checked, Count, Range
@@ -38,6 +40,15 @@ class TimingConfig(Checked):
     """Folder of all runs."""
 
 
+ALONE: dict[str, Any] = {
+    "rounds": 5,
+    "repetitions": 3,
+    "case_seconds": 180.0,
+    "interleaved": False,
+}
+"""Options of cases that share one accelerator."""
+
+
 class Case(NamedTuple):
     """A case to measure: `run()` starts the work once, and `wait(result)` waits for its end.
 
@@ -48,15 +59,21 @@ class Case(NamedTuple):
     metadata: dict[str, Any]
     wait: Callable[[Any], object] = lambda result: None
 
+    def seconds(self, count: int) -> float:
+        """The mean elapsed seconds of one of `count` repetitions."""
+        begin = time.perf_counter()
+        for _ in range(count):
+            result = self.run()
+        self.wait(result)
+        return (time.perf_counter() - begin) / count
+
 
 MakeCase = Callable[[], Case]
 """make() -> Case. It is pickled: use `functools.partial` of a module's function."""
-Measure = Callable[[int], float]
-"""measure(count) -> the mean elapsed seconds of one of `count` repetitions."""
 
 
-class Summary(NamedTuple):
-    """Elapsed seconds of one repetition, over all rounds.
+class Timing(NamedTuple):
+    """Elapsed seconds of one repetition of a case, over all rounds, and its metadata.
 
     `spread` is the interquartile range divided by the median, 0 for one round. `ratio` is `median`
     divided by the median of the fastest peer, None where no peer was measured.
@@ -65,14 +82,14 @@ class Summary(NamedTuple):
     median: float
     least: float
     spread: float
-    ratio: float | None
+    metadata: dict[str, Any]
+    ratio: float | None = None
 
 
-class Comparison(NamedTuple):
-    """Results and metadata by name; `missing` holds the reason for each that was not measured."""
+class Timings(NamedTuple):
+    """Timings by name; `missing` holds the reason for each case that was not measured."""
 
-    measured: dict[str, Summary]
-    metadata: dict[str, dict[str, Any]]
+    measured: dict[str, Timing]
     missing: dict[str, str]
 
 
@@ -80,138 +97,97 @@ class CaseFailed(Exception):
     """The case could not be made or measured."""
 
 
-def compare(
+def measure_cases(
     makes: Mapping[str, MakeCase], timing: TimingConfig, *, peers: Collection[str] = ()
-) -> Comparison:
+) -> Timings:
     """Measures each of `makes` in its own process; ratios are to the fastest of `peers`.
 
     With `timing.interleaved` all processes start and warm up, and are then measured in turn;
-    otherwise one after the other. A case that fails before the first round is left out with its
-    reason. An interleaved case that fails later raises `RuntimeError`.
+    otherwise one after the other. A case that fails is left out with its reason.
     """
     groups = [makes] if timing.interleaved else [{name: make} for name, make in makes.items()]
-    seconds: dict[str, list[float]] = {}
-    metadata: dict[str, dict[str, Any]] = {}
-    missing: dict[str, str] = {}
+    workers: dict[str, _Worker] = {}
     for group in groups:
         with contextlib.ExitStack() as stack:
-            measures: dict[str, Measure] = {}
-            for name, make in group.items():
-                try:
-                    metadata[name], measures[name] = stack.enter_context(_started(make, timing))
-                except CaseFailed as error:
-                    missing[name] = str(error)
-            try:
-                seconds |= measure_in_turn(measures, timing)
-            except CaseFailed as error:
-                if timing.interleaved:
-                    raise RuntimeError(f"a case was not measured to the end: {error}") from error
-                missing |= {name: str(error) for name in group}
-    return Comparison(summarise(seconds, peers), metadata, missing)
-
-
-def measure_in_turn(
-    measures: Mapping[str, Measure], timing: TimingConfig
-) -> dict[str, list[float]]:
-    """The seconds of each of `measures` in each round. All of them have warmed up before."""
-    seconds: dict[str, list[float]] = {name: [] for name in measures}
-    for _ in range(timing.rounds):
-        for name, measure in measures.items():
-            seconds[name].append(measure(timing.repetitions))
-    return seconds
-
-
-def summarise(seconds: Mapping[str, Sequence[float]], peers: Collection[str]) -> dict[str, Summary]:
-    """A summary of the rounds of each case."""
-    medians = {name: statistics.median(rounds) for name, rounds in seconds.items()}
-    best = min((medians[name] for name in peers if name in medians), default=None)
-    return {
-        name: Summary(
-            median=medians[name],
-            least=min(rounds),
-            spread=_interquartile_range(rounds) / medians[name],
-            ratio=None if best is None else medians[name] / best,
-        )
-        for name, rounds in seconds.items()
+            started = {name: _Worker(make, timing, stack) for name, make in group.items()}
+            for _ in range(timing.rounds):
+                for worker in started.values():
+                    worker.measure(timing.repetitions)
+        workers |= started
+    measured = {
+        name: summarise(worker.seconds, worker.metadata)
+        for name, worker in workers.items()
+        if not worker.failure
     }
+    best = min((measured[name].median for name in peers if name in measured), default=None)
+    if best is not None:
+        measured = {name: x._replace(ratio=x.median / best) for name, x in measured.items()}
+    return Timings(measured, {name: x.failure for name, x in workers.items() if x.failure})
 
 
-def _interquartile_range(seconds: Sequence[float]) -> float:
-    if len(seconds) == 1:
-        return 0.0
-    lower, _, upper = statistics.quantiles(seconds, method="inclusive")
-    return upper - lower
+def summarise(seconds: Sequence[float], metadata: dict[str, Any]) -> Timing:
+    """The timing of a case, without its ratio."""
+    median = statistics.median(seconds)
+    quartiles = statistics.quantiles(seconds, method="inclusive") if len(seconds) > 1 else [0.0] * 3
+    return Timing(median, min(seconds), (quartiles[2] - quartiles[0]) / median, metadata)
 
 
-@contextmanager
-def _started(make: MakeCase, timing: TimingConfig) -> Iterator[tuple[dict[str, Any], Measure]]:
-    """Starts a process; gives the case's metadata and the function that measures it."""
-    # fork would copy the locks of libraries that run threads
-    context = multiprocessing.get_context("spawn")
-    connection, other_end = context.Pipe()
-    process = context.Process(target=_serve, args=(other_end, make, timing.warm_up))
-    process.start()
-    other_end.close()
-    end = time.monotonic() + timing.case_seconds
+class _Worker:
+    """A case in a process of its own, which ends with `stack`; `failure` is why it was given up."""
 
-    def receive() -> Any:
-        if not connection.poll(max(end - time.monotonic(), 0.0)):
-            process.kill()
-            raise CaseFailed(f"took longer than case_seconds={timing.case_seconds:g}")
+    def __init__(self, make: MakeCase, timing: TimingConfig, stack: contextlib.ExitStack) -> None:
+        self.failure = ""
+        self.seconds: list[float] = []
+        # fork would copy the locks of libraries that run threads
+        context = multiprocessing.get_context("spawn")
+        self._pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
+        self._process = self._pool.submit(os.getpid).result()
+        self._allowed, self._end = timing.case_seconds, time.monotonic() + timing.case_seconds
+        self.metadata: dict[str, Any] = self._call(_make, make, timing.warm_up)
+
+    def measure(self, count: int) -> None:
+        """Adds the mean seconds of one of `count` repetitions, unless the case has failed."""
+        if not self.failure:
+            self.seconds.append(self._call(_seconds, count))
+
+    def _call(self, function: Callable[..., Any], *args: Any) -> Any:
         try:
-            answer = connection.recv()
-        except EOFError:
-            process.join()
-            raise CaseFailed(f"its process ended with code {process.exitcode}") from None
-        if isinstance(answer, CaseFailed):
-            raise answer
-        return answer
+            future = self._pool.submit(_guarded, function, *args)
+            return future.result(max(self._end - time.monotonic(), 0.0))
+        except CaseFailed as error:
+            self.failure = str(error)
+        except TimeoutError:
+            os.kill(self._process, signal.SIGKILL)
+            self.failure = f"took longer than case_seconds={self._allowed:g}"
+        except BrokenProcessPool:
+            self.failure = "its process has ended"
 
-    def measure(count: int) -> float:
-        connection.send(count)
-        return receive()
 
+def _guarded(function: Callable[..., Any], *args: Any) -> Any:
+    """The result of `function`; every error as a `CaseFailed`, which another process can read."""
     try:
-        yield receive(), measure
-    finally:
-        connection.close()
-        process.join(timeout=10.0)
-        process.terminate()
-        process.join()
+        return function(*args)
+    except (ConfigError, MissingExtra) as error:
+        raise CaseFailed(str(error)) from None
+    except Exception as error:
+        first = next(iter(str(error).strip().splitlines()), "")
+        raise CaseFailed(f"{type(error).__name__}: {first}"[:500]) from None
 
 
-ALONE: dict[str, Any] = {
-    "rounds": 5,
-    "repetitions": 3,
-    "case_seconds": 180.0,
-    "interleaved": False,
-}
-"""Options of cases that share one accelerator."""
+_case: Case | None = None
+"""The case that this process measures."""
 
 
-def _serve(connection: Connection, make: MakeCase, warm_up: int) -> None:
-    """Runs in the case's process: measures it at each request, until the connection closes."""
-    with contextlib.suppress(EOFError, BrokenPipeError):
-        try:
-            case = make()
-            for _ in range(warm_up):
-                case.wait(case.run())
-            connection.send(case.metadata)
-            while True:
-                connection.send(seconds_of(case, connection.recv()))
-        except (EOFError, BrokenPipeError):
-            raise
-        except (ConfigError, MissingExtra) as error:
-            connection.send(CaseFailed(str(error)))
-        except Exception as error:
-            first = next(iter(str(error).strip().splitlines()), "")
-            connection.send(CaseFailed(f"{type(error).__name__}: {first}"[:500]))
+def _make(make: MakeCase, warm_up: int) -> dict[str, Any]:
+    """Makes the case of this process, and runs it `warm_up` times; its metadata."""
+    global _case
+    _case = make()
+    for _ in range(warm_up):
+        _case.wait(_case.run())
+    return _case.metadata
 
 
-def seconds_of(case: Case, count: int) -> float:
-    """The mean elapsed seconds of one of `count` repetitions."""
-    begin = time.perf_counter()
-    for _ in range(count):
-        result = case.run()
-    case.wait(result)
-    return (time.perf_counter() - begin) / count
+def _seconds(count: int) -> float:
+    """The mean seconds of the case of this process."""
+    assert _case is not None
+    return _case.seconds(count)

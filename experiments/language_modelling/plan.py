@@ -1,4 +1,4 @@
-"""The programs of a language model that `experiments.plan` compiles, and the FLOPs of a step."""
+"""The programs of a language model that `experiments.plan` compiles, and the cost of a step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from experiments.harness.planning import PlannedTraining
+from experiments.harness.training import Cost
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.objectives import build_model, objective
-from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
 from jaxformer.decoding import sample_more
 from jaxformer.distributed import Strategy
@@ -48,14 +49,10 @@ def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
     return StreamBatch(tokens, np.ones((rows, length), bool), row, segments, positions)
 
 
-def flops_of(config: LanguageConfig) -> int:
-    """Returns the FLOPs of a step by the model's equations."""
-    return objective(config).flops(config.model, batch_of(config))
-
-
-def tokens_of(config: LanguageConfig) -> int:
-    """Returns the number of tokens that a step reads."""
-    return config.data.batch_size * config.data.seq_len
+def cost_of(config: LanguageConfig) -> Cost:
+    """Returns the tokens that a step reads, and its FLOPs."""
+    flops = objective(config).flops(config.model, batch_of(config))
+    return Cost(config.data.batch_size * config.data.seq_len, flops)
 
 
 def others(
@@ -90,12 +87,10 @@ def _lower_sampling(
 
 
 planned = PlannedTraining(
-    presets=PRESETS,
     prepare=with_pretrained_sizes,
     batch=batch_of,
     build_model=build_model,
-    assemble=make_init_and_step,
-    flops=flops_of,
-    tokens=tokens_of,
+    make_step=make_init_and_step,
+    cost=cost_of,
     others=others,
 )

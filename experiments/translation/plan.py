@@ -1,4 +1,4 @@
-"""The programs of a translation run that `experiments.plan` compiles, and the FLOPs of a step."""
+"""The programs of a translation run that `experiments.plan` compiles, and the cost of a step."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import train
 from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
-from experiments.translation.presets import PRESETS, TranslationConfig
+from experiments.translation.presets import TranslationConfig
 from experiments.translation.teacher import with_logits
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines import max_target_length, translate_ids
@@ -38,17 +38,6 @@ def batch_of(config: TranslationConfig) -> Any:
     if not config.training.teacher:
         return batch
     return with_logits(batch, np.zeros((rows, target, config.model.vocab_size), np.float32))
-
-
-def flops_of(config: TranslationConfig) -> int:
-    """Returns the FLOPs of a step by the model's equations."""
-    return seq2seq_cost(config.model, batch_of(config)).flops
-
-
-def tokens_of(config: TranslationConfig) -> int:
-    """Returns the number of target positions of a step."""
-    bucket = longest(config)
-    return bucket.batch_size * bucket.target_length
 
 
 def others(
@@ -92,12 +81,10 @@ def _pairs(source: int, target: int, rows: int) -> PairBatch:
 
 
 planned = PlannedTraining(
-    presets=PRESETS,
     prepare=with_parent,
     batch=batch_of,
     build_model=build_model,
-    assemble=train.make_init_and_step,
-    flops=flops_of,
-    tokens=tokens_of,
+    make_step=train.make_init_and_step,
+    cost=lambda config: seq2seq_cost(config.model, batch_of(config)),
     others=others,
 )

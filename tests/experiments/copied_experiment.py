@@ -96,13 +96,14 @@ def score(run, loaded, data):
 
 
 planned = PlannedTraining(
-    presets=PRESETS,
     prepare=lambda config: config,
     batch=lambda config: Sequences(config.data.batch_size, 0).batch(0),
     build_model=build_model,
-    assemble=make_init_and_step,
-    flops=lambda config: causal_flops(config.model, config.data.batch_size, 2 * LENGTH),
-    tokens=lambda config: config.data.batch_size * 2 * LENGTH,
+    make_step=make_init_and_step,
+    cost=lambda config: training.Cost(
+        config.data.batch_size * 2 * LENGTH,
+        causal_flops(config.model, config.data.batch_size, 2 * LENGTH),
+    ),
     others=lambda *_: {},
 )
 

@@ -1,66 +1,43 @@
 """Timing in turn, each case in a process of its own; one that fails does not take the others."""
 
 import itertools
-import json
-import multiprocessing
 import os
 import time
-from dataclasses import dataclass
 from functools import partial
 
 import pytest
 
+from experiments.benchmarks import report
 from experiments.benchmarks.timing import (
     Case,
-    Comparison,
-    Summary,
+    CaseFailed,
+    Timing,
     TimingConfig,
-    compare,
-    measure_in_turn,
+    _guarded,
+    measure_cases,
     summarise,
 )
 from jaxformer.errors import ConfigError
 
 
-def test_all_are_measured_in_every_round_one_after_the_other():
-    calls = []
-
-    def measure_as(name):
-        def measure(count):
-            calls.append((name, count))
-            return float(len(calls))
-
-        return measure
-
-    timing = TimingConfig(rounds=2, repetitions=7)
-    seconds = measure_in_turn({name: measure_as(name) for name in "abc"}, timing)
-    assert calls == [(name, 7) for name in "abcabc"]
-    assert seconds["b"] == [2.0, 5.0]
-
-
 def test_a_summary_is_what_can_be_computed_by_hand():
-    seconds = {"jaxformer": [3.0, 1.0, 2.0], "slow": [8.0] * 3, "fast": [4.0] * 3}
-    summaries = summarise(seconds, ("slow", "fast", "absent"))
-    assert summaries["jaxformer"] == Summary(median=2.0, least=1.0, spread=0.5, ratio=0.5)
-    assert summaries["slow"].ratio == 2.0 and summaries["fast"].ratio == 1.0
-    alone = summarise({"jaxformer": [3.0]}, ("fast",))  # no peer, and one round
-    assert alone["jaxformer"] == Summary(median=3.0, least=3.0, spread=0.0, ratio=None)
+    summary = summarise([3.0, 1.0, 2.0], {"tokens": 7})
+    assert summary == Timing(median=2.0, least=1.0, spread=0.5, metadata={"tokens": 7})
+    assert summarise([3.0], {}) == Timing(3.0, 3.0, 0.0, {})  # one round
 
 
-def working(number):
-    return Case(lambda: None, {"number": number, "process": os.getpid()})
+def noting(path, name):
+    """A case that adds its name and its process to a file."""
+
+    def run():
+        with path.open("a") as file:
+            file.write(f"{name} {os.getpid()}\n")
+
+    return Case(run, {"name": name})
 
 
 def refusing():
     raise ConfigError("size=7 is odd")
-
-
-def broken():
-    raise ValueError("7 is odd\nand more")
-
-
-def dying():
-    os._exit(7)
 
 
 def dying_later():
@@ -68,71 +45,36 @@ def dying_later():
     return Case(lambda: next(calls) and os._exit(9), {})
 
 
-@pytest.mark.long
-def test_each_is_made_in_a_process_of_its_own_and_what_cannot_be_made_is_told():
-    makes = {"jaxformer": partial(working, 3), "peer": partial(working, 5)}
-    makes |= {"refusing": refusing, "dying": dying}
-    found = compare(makes, TimingConfig(rounds=2, repetitions=3), peers=("peer",))
-    assert list(found.measured) == ["jaxformer", "peer"] and found.measured["peer"].ratio == 1.0
-    assert [found.metadata[name]["number"] for name in ("jaxformer", "peer")] == [3, 5]
-    processes = {os.getpid(), *(one["process"] for one in found.metadata.values())}
-    assert len(processes) == 3
-    assert found.missing == {
-        "refusing": "size=7 is odd",
-        "dying": "its process ended with code 7",
-    }
-
-
-@pytest.mark.long
-def test_a_process_that_ends_while_it_is_measured_ends_the_comparison():
-    with pytest.raises(RuntimeError, match="its process ended with code 9"):
-        compare({"jaxformer": dying_later}, TimingConfig(rounds=1, warm_up=1), peers=())
-
-
 def hanging():
     time.sleep(600)
 
 
-@pytest.mark.long
-def test_cases_that_do_not_share_a_device_are_measured_one_after_the_other():
-    makes = {"later": dying_later, "broken": broken, "last": partial(working, 5)}
-    alone = TimingConfig(rounds=1, interleaved=False)
-    found = compare(makes, alone, peers=("last",))
-    assert list(found.measured) == ["last"] and found.measured["last"].ratio == 1.0
-    assert found.missing == {
-        "later": "its process ended with code 9",
-        "broken": "ValueError: 7 is odd",
-    }
+def test_an_error_of_a_case_is_its_first_line():
+    with pytest.raises(CaseFailed, match=r"^ValueError: invalid literal for int.*: '7 is odd'$"):
+        _guarded(int, "7 is odd")
 
 
 @pytest.mark.long
-def test_a_case_that_takes_too_long_is_given_up():
-    begin = time.monotonic()
-    found = compare({"slow": hanging}, TimingConfig(case_seconds=1), peers=())
-    assert found.missing == {"slow": "took longer than case_seconds=1"}
-    assert 1 <= time.monotonic() - begin < 30 and not multiprocessing.active_children()
+def test_cases_are_measured_in_turn_each_in_its_process_and_failures_are_told(tmp_path):
+    path = tmp_path / "runs.txt"
+    makes = {name: partial(noting, path, name) for name in ("jaxformer", "peer")}
+    makes |= {"refusing": refusing, "dying": dying_later}
+    found = measure_cases(makes, TimingConfig(rounds=2, repetitions=3), peers=("peer", "absent"))
+    assert list(found.measured) == ["jaxformer", "peer"]
+    assert found.measured["peer"].ratio == 1.0 and found.measured["jaxformer"].ratio > 0
+    assert found.measured["peer"].metadata == {"name": "peer"}
+    assert found.missing == {"refusing": "size=7 is odd", "dying": "its process has ended"}
+    names, processes = zip(*map(str.split, path.read_text().splitlines()), strict=True)
+    one, other = 3 * ["jaxformer"], 3 * ["peer"]
+    assert list(names) == ["jaxformer", "peer", *one, *other, *one, *other]
+    assert len({*processes, str(os.getpid())}) == 3
 
 
-@dataclass(frozen=True)
-class Options(TimingConfig):
-    name: str = "mine"
-
-
-def test_what_is_printed_is_written_after_every_table(tmp_path, capsys, monkeypatch):
-    from experiments.benchmarks import report  # the processes above do without JAX
-
-    path, seen = tmp_path / "benchmarks" / "mine.json", []
-
-    def compare(cases, options, peers):
-        seen.append(list(json.loads(path.read_text())["comparisons"]) if path.exists() else [])
-        return Comparison({name: Summary(1.0, 1.0, 0.0, None) for name in cases}, cases, {})
-
-    monkeypatch.setattr(report, "compare", compare)
-    tables = {"first": {"jaxformer": {}}, "second": {"jaxformer": {"tokens": 3}}}
-    comparisons = report.run_tables(Options(runs=str(tmp_path)), tables)
-    assert seen == [[], ["first"]]
-    written, printed = json.loads(path.read_text()), capsys.readouterr().out
-    assert list(written["comparisons"]) == ["first", "second"]
-    assert written["options"]["name"] == "mine" and written["options"]["runs"] == str(tmp_path)
-    assert f"cores {written['environment']['cores']}" in printed.splitlines()[0]
-    assert report.table(comparisons["second"]) in printed
+@pytest.mark.long
+def test_a_case_that_takes_too_long_is_given_up_and_the_table_says_so(tmp_path, capsys):
+    makes = {"quick": partial(noting, tmp_path / "runs.txt", "quick"), "hanging": hanging}
+    timing = TimingConfig(rounds=1, case_seconds=40.0, interleaved=False, runs=str(tmp_path))
+    found = report.run_tables(timing, {"a table": makes})
+    assert found["a table"].missing == {"hanging": "took longer than case_seconds=40"}
+    assert "not measured: hanging: took longer" in capsys.readouterr().out
+    assert "took longer" in (tmp_path / "benchmarks" / "benchmark.json").read_text()

@@ -1,17 +1,17 @@
 """Programs read from their text: how often instructions run, what they compute, move and send."""
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.planning import StepMemory, counting, describe
-from experiments.harness.planning.compiling import AttentionCall, OtherProgram
+from experiments.harness.planning import counting
+from experiments.harness.planning.compiling import AttentionCall, PlannedProgram
 from experiments.harness.planning.hlo import Program, Shape, group_size
+from experiments.harness.planning.report import describe, describe_step
 from experiments.harness.planning.step_time import seen_keys, step_time
+from experiments.harness.training import Cost
 from jaxformer.ops.attention import AttentionSpec, DeviceInfo, explain
 
 # As a TPU's compiler writes it: the loop says no trip count, one collective is spread over two
@@ -109,9 +109,6 @@ def test_a_loop_runs_as_often_as_its_condition_says(tpu):
     times = {run.instruction.name: run.times for run in tpu.executed}
     assert (times["first"], times["up"], times["scatter"]) == (1, 40, 1)
     assert tpu.devices == 16 and not tpu.unknown_loops
-
-
-def test_a_loop_without_a_bound_is_named(tpu):
     unbounded = Program(TPU.replace("constant(40)", "parameter(1)"))
     assert unbounded.unknown_loops == {"body.1"}
 
@@ -149,12 +146,26 @@ def test_tiles_are_padded_and_memory_on_the_chip_is_known():
     assert Shape("s4", (3, 6)).bytes == 9
 
 
-def test_groups_are_read_in_each_notation():
-    assert group_size("replica_groups=[2,8]<=[16]") == 8
-    assert group_size("replica_groups={{0,1,2},{3,4,5}}") == 3
-    assert group_size("replica_groups=mesh['x'=5,'y'=3] {'x'}") == 5
-    assert group_size("replica_groups=mesh['x'=5,'y'=3,'z'=7] {'x','y'}") == 5 * 3
-    assert group_size("replica_groups={}") == 0
+def test_the_largest_arrays_are_those_of_loops_too_but_not_of_what_is_fused(tpu):
+    assert counting.largest_arrays(tpu, 3) == [
+        (3 * 4 * 1024 * 128 * 2, "bf16[3,4,1024,64]", 1),  # 64 padded to 128
+        (1000 * 128 * 4, "f32[1000,128]", 1),
+        (3 * 16 * 128 * 2, "bf16[3,5,11]", 2),  # of the loop
+    ]
+
+
+@pytest.mark.parametrize(
+    ("groups", "size"),
+    [
+        ("[2,8]<=[16]", 8),
+        ("{{0,1,2},{3,4,5}}", 3),
+        ("mesh['x'=5,'y'=3] {'x'}", 5),
+        ("mesh['x'=5,'y'=3,'z'=7] {'x','y'}", 15),
+        ("{}", 0),
+    ],
+)
+def test_groups_are_read_in_each_notation(groups, size):
+    assert group_size(f"replica_groups={groups}") == size
 
 
 SPEC = AttentionSpec(
@@ -194,57 +205,33 @@ def test_work_counts_what_a_loop_runs_as_often_as_it_runs(tpu):
     assert single - in_loop == pytest.approx(slice_of_40 + 4 * 3 * 4 * 1024 * 64 * 2 + 40, abs=64)
 
 
-SLICES = """\
-HloModule jit_step, is_scheduled=true
-
-ENTRY %main (a: f32[1000,128]) -> f32[1000,128] {
-  %a = f32[1000,128]{1,0:T(8,128)} parameter(0)
-  %sent = (f32[1000,128]{1,0:T(8,128)}, u32[]) send(%a), channel_id=3, is_host_transfer=true
-  ROOT %out = f32[1000,128]{1,0:T(8,128)} copy(%a)
-}
-"""
-
-
 def test_what_goes_to_another_slice_takes_the_time_of_the_network():
-    time = step_time(Program(SLICES), "v5e", ())
+    slices = "  %sent = (f32[1000,128], u32[]) send(%a), channel_id=3, is_host_transfer=true\n"
+    program = Program(f"ENTRY %main (a: f32[9]) -> f32[9] {{\n{slices}}}\n")
+    time = step_time(program, "v5e", ())
     assert time.total == time.between_slices == pytest.approx(512_000 / 3.125e9)
 
 
 def test_a_report_says_what_the_program_holds(tpu):
     explanation = explain(SPEC, DeviceInfo("tpu", "TPU v5 lite"))
-    flash = AttentionCall("tpu_flash", SPEC, explanation)
-    memory = StepMemory(7, 28, 56, 84, 2**30, 0, 2**33)
-    step: Any = SimpleNamespace(
-        program=tpu,
-        memory=memory,
-        seconds=61.0,
-        shortage="",
-        attention=[AttentionCall("blockwise", SPEC, explanation)],
-        others=[
-            OtherProgram("validation", 2_500_000_000, [flash], tpu),
-            OtherProgram("averaging", 31_000_000_000),
-        ],
-    )
-    text = describe(step, "v5e", flops=197e11, tokens=1_000, devices=2, dtype="bfloat16")
-    lines = text.splitlines()
+    call = AttentionCall("blockwise", SPEC, explanation)
+    step = PlannedProgram("step", 2**30, 0, 2**33, [call], tpu)
+    lines = [*describe(step, "v5e").splitlines()]
+    lines += describe_step(step, "v5e", Cost(1_000, int(197e11)), 2, "bfloat16").splitlines()
     assert max(map(len, lines)) <= 80
     for line in (
-        "compiled in         61 s; compiled is not run",
-        "memory per device   9.66 GB of 16.91 GB that JAX may use on v5e: fits",
-        "    2.50 GB  validation, attention by tpu_flash",
-        "         80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
-        "   31.00 GB  averaging: DOES NOT FIT",
-        "  of the program    1.848e+05 FLOPs of products on all devices, without",
-        "work per step       1.970e+13 FLOPs by the equations",
-        "    512.00 kB      1 x f32[1000,128]",
-        "attention           blockwise, for",
+        "step                9.66 GB per device of 16.91 GB that JAX may use on v5e: fits",
+        "  of these          state and batch 1.07 GB, temporary 8.59 GB, new results 0 B",
+        "  largest arrays      3.15 MB      1 x bf16[3,4,1024,64]",
+        "  attention         blockwise, for B=3 T=1024 S=1024 N=4 K=4 H=64 Hv=64 bfloat16",
         "                    auto takes tpu_flash",
-        "       80  491.52 kB     4  all-gather bf16, asynchronous, in a loop",
-        "        1       40 B     4  reduce-scatter s32, asynchronous, once",
+        "  collectives       all-gather bf16: 80 times, 491.52 kB, 4 devices,",
+        "work per step       1.970e+13 FLOPs by the equations",
+        "  of the program    1.848e+05 FLOPs of products on all devices, without",
     ):
-        assert line in text, line
+        assert line in lines, (line, lines)
     time = step_time(tpu, "v5e", [SPEC]).total
-    assert f"MFU {197e11 / time / (2 * 197e12):.1%}" in text
+    assert f"MFU {197e11 / time / (2 * 197e12):.1%}" in lines[-1]
 
 
 def test_a_program_of_this_machine_is_read():

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.examples import alignment_heads
+from experiments.examples.notebooks import alignment_heads
 from jaxformer.text.tokenizers import BOS, EOS, PAD
 from jaxformer.training.losses import seq2seq_loss
 

@@ -19,7 +19,7 @@ import pytest
 from experiments import registry
 from experiments.examples import custom_data
 from experiments.harness import cli
-from experiments.harness.planning.compiling import abstract_run
+from experiments.harness.planning import plan_run
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.runs.loggers import Loggers
 from experiments.harness.runs.run_files import read_table
@@ -257,7 +257,7 @@ def test_a_plan_counts_the_parameters_of_the_model_that_is_trained(
 ):
     for experiment, run in (("language_modelling", language), ("translation", translation)):
         config = replace(run.config, model=run.model.config)
-        planned = abstract_run(config, registry.planned(experiment), None).state.params
+        planned = plan_run(config, registry.planned(experiment)).state.params
         assert leaf_shapes(planned) == leaf_shapes(run.loaded.params)
 
 

@@ -1,6 +1,7 @@
-"""The Transformer and the GPT in PyTorch are ours, weight for weight. Run with `-m peer`."""
+"""The models in PyTorch are ours, and so are the runs that it trains. Run with `-m peer`."""
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -10,7 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.torch_reference import compare, weights
+from experiments.harness.results.comparing import compare as compare_runs
+from experiments.language_modelling import load_run as language_run
+from experiments.language_modelling import train as language_train
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.torch_reference import compare, train_gpt, train_translation, weights
+from experiments.translation import load_run as translation_run
+from experiments.translation import train as translation_train
 from jaxformer.config import (
     EmbeddingOptions,
     FeedForwardOptions,
@@ -21,16 +28,17 @@ from jaxformer.config import (
     Sinusoidal,
     TransformerConfig,
 )
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.text.data import PairBatch, Stream, Tokens, iterate_once
+from jaxformer.text.data import PairBatch, Stream, Tokens
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
-from jaxformer.training.train_step import init_train_state, make_eval_step, make_train_step
-from tests.experiments.tiny_runs import translation_config
+from jaxformer.training.train_step import init_train_state, make_train_step
+from tests.experiments.commands import metrics_of
+from tests.experiments.tiny_runs import changed, translation_config
 
 pytestmark = pytest.mark.peer
 pytest.importorskip("torch", reason="the peer tests need torch==2.13.0")
@@ -38,22 +46,11 @@ from experiments.torch_reference.gpt import GPT  # noqa: E402
 from experiments.torch_reference.trainer import Trainer  # noqa: E402
 from experiments.torch_reference.transformer import Transformer  # noqa: E402
 
-CONFIG = TransformerConfig(
-    vocab_size=23,
-    d_model=20,
-    d_ff=28,
-    num_heads=5,
-    num_encoder_layers=2,
-    num_decoder_layers=1,
-    max_len=11,
-)
+SIZES = {"vocab_size": 23, "d_model": 20, "d_ff": 28, "num_heads": 5, "max_len": 11}
+CONFIG = TransformerConfig(**SIZES, num_encoder_layers=2, num_decoder_layers=1)
 GPT_CONFIG = TransformerConfig(
-    vocab_size=23,
-    d_model=20,
-    d_ff=28,
-    num_heads=5,
+    **SIZES,
     num_decoder_layers=2,
-    max_len=11,
     norm=NormOptions(placement="pre", eps=1e-5),
     feed_forward=FeedForwardOptions("gelu"),
     embeddings=EmbeddingOptions(tied="output", scale=False),
@@ -62,14 +59,7 @@ GPT_CONFIG = TransformerConfig(
     initializer="scaled_normal",
 )
 LEARNING = OptimizerConfig(
-    schedule="cosine",
-    learning_rate=1e-2,
-    warmup_steps=4,
-    total_steps=13,
-    b2=0.99,
-    eps=1e-8,
-    grad_clip_norm=1.0,
-    weight_decay=0.1,
+    schedule="cosine", learning_rate=1e-2, warmup_steps=4, total_steps=13, b2=0.99, eps=1e-8
 )
 SMOOTHING = 0.1
 
@@ -84,11 +74,12 @@ def pairs(seed: int) -> PairBatch:
     return PairBatch(source, target, np.arange(4, dtype=np.int32))
 
 
-class Side(NamedTuple):
-    """A model of ours and the reference's: `reference(config)` makes it, with random weights.
+TOKENS = Tokens.from_lists([np.random.default_rng(3).integers(0, GPT_CONFIG.vocab_size, 331)])
+STREAM = Stream(TOKENS, batch_size=3, seq_len=11, isolate_documents=False, seed=7)
 
-    `inputs(batch)` are those of ours.
-    """
+
+class Side(NamedTuple):
+    """A model of ours and the reference's; `inputs(batch)` are those of ours."""
 
     config: TransformerConfig
     model: Callable[[TransformerConfig], Any]
@@ -105,9 +96,6 @@ class Side(NamedTuple):
         return model, params, reference
 
 
-ROWS = {"batch_size": 3, "seq_len": 11, "isolate_documents": False}
-TOKENS = Tokens.from_lists([np.random.default_rng(3).integers(0, GPT_CONFIG.vocab_size, 331)])
-STREAM = Stream(TOKENS, seed=7, **ROWS)
 SIDES = {
     "transformer": Side(
         config=CONFIG,
@@ -129,17 +117,19 @@ SIDES = {
 }
 
 
-def assert_trees_equal(given, expected, assert_equal, tolerance=1e-5):
+def assert_trees_equal(given, expected, assert_equal, tolerance=1e-4):
     assert jax.tree.structure(given) == jax.tree.structure(expected)
     jax.tree.map(lambda a, b: assert_equal(a, b, tolerance), given, expected)
 
 
-PRE, WIDE_EPS = NormOptions(placement="pre"), NormOptions(eps=1e-5)
 GELU, GELU_TANH, SILU = (FeedForwardOptions(name) for name in ("gelu", "gelu_tanh", "silu"))
 CASES = [
     ("transformer", {}),
-    ("transformer", {"norm": PRE, "feed_forward": GELU, "use_bias": False}),
-    ("transformer", {"norm": WIDE_EPS, "feed_forward": SILU, "d_model": 15}),
+    (
+        "transformer",
+        {"norm": NormOptions(placement="pre"), "feed_forward": GELU, "use_bias": False},
+    ),
+    ("transformer", {"norm": NormOptions(eps=1e-5), "feed_forward": SILU, "d_model": 15}),
     ("gpt", {}),
     ("gpt", {"feed_forward": GELU_TANH, "use_bias": True}),
 ]
@@ -152,9 +142,7 @@ def test_logits_loss_and_gradients_are_the_references_and_weights_come_back(
     side = SIDES[name]
     config, batch = replace(side.config, **changes), side.batch(0)
     model, params, reference = side.pair(random_params, config)
-    back = weights.params_of(reference, config)
-    assert jax.tree.structure(back) == jax.tree.structure(params)
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, back, params)))
+    assert_trees_equal(weights.params_of(reference, config), params, assert_equal, 0.0)
 
     @jax.jit
     def run(params):
@@ -169,26 +157,15 @@ def test_logits_loss_and_gradients_are_the_references_and_weights_come_back(
     nats.backward()
     assert 0 < tokens == count.item() < np.prod(ours.shape[:2])
     assert_equal(total, nats.item())
-    assert_trees_equal(weights.gradients_of(reference, config), grads, assert_equal, 1e-4)
-
-
-def test_weights_of_another_size_are_refused_by_name(random_params):
-    _, params, reference = SIDES["transformer"].pair(random_params, CONFIG)
-    deeper = replace(CONFIG, num_decoder_layers=2)
-    with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel is missing"):
-        weights.load_params(params, reference, deeper)
-    state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    state |= {"decoder.final_norm.weight": np.zeros(3)}
-    with pytest.raises(DataError, match="decoder.final_norm.weight is unknown"):
-        weights.to_jax(state, weights.weight_map_of(CONFIG), params)
+    assert_trees_equal(weights.gradients_of(reference, config), grads, assert_equal)
 
 
 def test_ten_updates_are_the_references(random_params, assert_equal):
     """Of the GPT: those of the Transformer are what the comparison below compares."""
-    side = SIDES["gpt"]
+    side, learning = SIDES["gpt"], replace(LEARNING, grad_clip_norm=1.0, weight_decay=0.1)
     model, params, reference = side.pair(random_params, side.config)
-    trainer = Trainer(reference, LEARNING)
-    optimizer = make_optimizer(LEARNING, axes=parameter_axes(model))
+    trainer = Trainer(reference, learning)
+    optimizer = make_optimizer(learning, axes=parameter_axes(model))
     step = jax.jit(make_train_step(side.loss(model), optimizer))
     state = init_train_state(jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0))
     for number in range(10):
@@ -197,20 +174,10 @@ def test_ten_updates_are_the_references(random_params, assert_equal):
         assert ours.keys() == theirs.keys()
         for name in ours:
             assert_equal(ours[name], theirs[name], 1e-4)
-    evaluate = jax.jit(make_eval_step(side.loss(model)))
-    held_out = list(iterate_once(TOKENS, **ROWS))
-    sums = [evaluate(state.params, batch) for batch in held_out]
-    reference.eval()
-    theirs = [reference.loss(batch) for batch in held_out]
-    tokens = sum(count.item() for _, count in theirs)
-    assert tokens == sum(metrics["tokens"] for metrics in sums) == 330
-    nats = sum(total.item() for total, _ in theirs)
-    assert_equal(sum(metrics["loss"] for metrics in sums), nats, 1e-4)
-
     trained = weights.params_of(reference, side.config)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), trained, params)
     assert max(jax.tree.leaves(moved)) > 4e-2
-    assert_trees_equal(trained, state.params, assert_equal, 1e-4)
+    assert_trees_equal(trained, state.params, assert_equal)
 
 
 @pytest.mark.parametrize("side", SIDES.values(), ids=SIDES)
@@ -225,67 +192,95 @@ def test_the_reference_starts_as_our_model_does(side):
         assert theirs[path].std() == pytest.approx(float(leaf.std()), rel=0.1), path
 
 
-def test_dropout_of_the_reference_acts_at_our_rates(torch):
-    reference = SIDES["transformer"].reference(replace(CONFIG, dropout_rate=0.5))
+def test_dropout_of_the_reference_acts_at_our_rates_when_it_trains(torch):
+    positions = Transformer(replace(CONFIG, dropout_rate=0.5)).positions
     x = torch.ones(200, 11, 20)
-    reference.train()
-    kept = reference.positions(x) != 0
-    assert kept.float().mean() == pytest.approx(0.5, abs=0.02)
-    reference.eval()
-    assert torch.equal(reference.positions(x), x + reference.positions.table)
+    assert (positions(x) != 0).float().mean() == pytest.approx(0.5, abs=0.02)
+    assert torch.equal(positions.eval()(x), x + positions.table)
 
 
-def test_what_the_reference_lacks_is_refused(torch):
-    transformer, gpt = (SIDES[name].reference for name in ("transformer", "gpt"))
+def test_what_the_reference_lacks_is_refused(torch, random_params):
     for make, changes, message in (
-        (transformer, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* give .*=Sinu"),
-        (transformer, {"positions": Sinusoidal(layout="halves")}, "layout='halves'.* is not supp"),
-        (transformer, {"output": OutputOptions(bias=True)}, "output.bias=True is .*bias=None"),
-        (transformer, {"embeddings": EmbeddingOptions(zero_id=1)}, "embeddings.zero_id=1 is not"),
-        (gpt, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* positions=Learned\(\)"),
+        (Transformer, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* give .*=Sinu"),
+        (Transformer, {"positions": Sinusoidal(layout="halves")}, "layout='halves'.* is not supp"),
+        (Transformer, {"output": OutputOptions(bias=True)}, "output.bias=True is .*bias=None"),
+        (GPT, {"positions": Rotary()}, r"positions=Rotary\(.*\) is not .* positions=Learned\(\)"),
     ):
-        config = replace(CONFIG if make is transformer else GPT_CONFIG, num_heads=10)
+        config = replace(CONFIG if make is Transformer else GPT_CONFIG, num_heads=10)
         with pytest.raises(ConfigError, match=message):
             make(replace(config, **changes))
     with pytest.raises(ConfigError, match="name='lion' is not supported by the PyTorch ref"):
-        Trainer(gpt(GPT_CONFIG), replace(LEARNING, name="lion"))
+        Trainer(GPT(GPT_CONFIG), replace(LEARNING, name="lion"))
     tokens = torch.ones(2, 12, dtype=torch.long)
     with pytest.raises(ValueError, match="12 tokens was given, but the positions end at max_len"):
-        transformer(CONFIG)(tokens, tokens[:, :3])
+        Transformer(CONFIG)(tokens, tokens[:, :3])
+    _, params, reference = SIDES["transformer"].pair(random_params, CONFIG)
+    with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel is missing"):
+        weights.load_params(params, reference, replace(CONFIG, num_decoder_layers=2))
+    state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
+    with pytest.raises(DataError, match="decoder.final_norm.weight is unknown"):
+        more = {"decoder.final_norm.weight": np.zeros(3)}
+        weights.to_jax(state | more, weights.weight_map_of(CONFIG), params)
 
 
 def test_an_update_that_is_not_finite_is_skipped(torch):
-    gpt = SIDES["gpt"]
-    trainer = Trainer(gpt.reference(GPT_CONFIG), LEARNING)
+    trainer, batch = Trainer(GPT(GPT_CONFIG), LEARNING), SIDES["gpt"].batch
     with torch.no_grad():
         trainer.model.final_norm.weight *= np.inf
         before = [weights.clone() for weights in trainer.model.parameters()]
-    skipped = [trainer.step(gpt.batch(0))["consecutive_skips"] for _ in range(2)]
-    assert skipped == [1, 2]
-    for old, new in zip(before, trainer.model.parameters(), strict=True):
-        assert torch.equal(old, new)
+    assert [trainer.step(batch(0))["consecutive_skips"] for _ in range(2)] == [1, 2]
+    assert all(map(torch.equal, before, trainer.model.parameters()))
     with torch.no_grad():
         trainer.model.final_norm.weight.fill_(1.0)
-    metrics = trainer.step(gpt.batch(1))
+    metrics = trainer.step(batch(1))
     assert (metrics["skipped"], metrics["consecutive_skips"]) == (2, 0)
     assert trainer.schedule.get_last_lr()[0] == pytest.approx(1e-2 * 2 / 4)
 
 
-@pytest.fixture
-def small(tmp_path):
-    """A comparison on pairs of one's own, with dropout."""
-    config = translation_config(tmp_path, model__dropout_rate=0.3)
-    return replace(
-        compare.presets()["grammar"],
-        model=replace(config.model, positions=Sinusoidal()),
-        data=config.data,
-        steps=4,
-        runs=config.runs,
+@pytest.fixture(scope="module")
+def characters(tmp_path_factory):
+    """A short run on a text of one's own, 4,009 characters long."""
+    folder = tmp_path_factory.mktemp("characters")
+    text = folder / "text.txt"
+    text.write_text("to be or not to be\n" * 211, encoding="utf-8")
+    return changed(
+        LANGUAGE_PRESETS["shakespeare_char_cpu"],
+        model__d_model=32,
+        model__d_ff=52,
+        model__num_decoder_layers=1,
+        data__train=(str(text),),
+        data__batch_size=7,
+        data__seq_len=19,
+        optimizer__learning_rate=1e-2,
+        optimizer__warmup_steps=3,
+        optimizer__total_steps=17,
+        training__log_every=1,
+        training__evaluate_every=0,
+        sampling__max_new_tokens=5,
+        runs=str(folder / "runs"),
     )
 
 
-def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_path, capsys):
-    compare.main(small)
+@pytest.fixture(scope="module")
+def reversed_words(tmp_path_factory):
+    """A short translation of lines in reverse."""
+    return translation_config(
+        tmp_path_factory.mktemp("pairs"),
+        model__positions=Sinusoidal(),
+        model__dropout_rate=0.1,
+        optimizer__warmup_steps=3,
+        optimizer__total_steps=13,
+        training__evaluate_every=7,
+        training__save_every=5,
+        training__average_checkpoints=2,
+    )
+
+
+def test_the_comparison_prints_and_keeps_that_the_two_are_one(reversed_words, tmp_path, capsys):
+    preset = compare.presets()["grammar"]
+    model, data = reversed_words.model, reversed_words.data
+    runs = str(tmp_path / "runs")
+    compare.main(replace(preset, model=model, data=data, steps=4, runs=runs))
     folder = tmp_path / "runs" / "torch_reference" / "grammar"
     found = json.loads((folder / "comparison.json").read_text())
     assert found["agreement"]["logits"] < 1e-5
@@ -293,13 +288,50 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(torch, small, tmp_
     course = found["trajectory"]
     assert len(course["jaxformer"]) == len(course["reference"]) == 4
     np.testing.assert_allclose(course["jaxformer"], course["reference"], rtol=1e-4)
-    assert course["jaxformer"] != course["rounding"]
-    # What rounding alone moves: Adam follows gradients that are nothing but rounding, too.
-    assert course["weights"] < 5 * course["rounding_weights"]
-    said = capsys.readouterr().out
-    assert f"{course['jaxformer'][0]:.4f}" in said
+    assert 0.0 < course["weights"] < 0.05  # Adam follows gradients that are only rounding, too
+    assert f"{course['jaxformer'][0]:.4f}" in capsys.readouterr().out
 
 
-def test_a_comparison_of_no_steps_is_refused(small):
-    with pytest.raises(ConfigError, match="steps=0, but it must be at least 1"):
-        replace(small, steps=0)
+@pytest.mark.parametrize("experiment", ["language_modelling", "translation"])
+def test_a_run_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(experiment, request):
+    theirs, ours, load_run, kind, config, metric = {
+        "language_modelling": (
+            *(train_gpt, language_train, language_run.load_run, DecoderOnly, "characters", "loss"),
+        ),
+        "translation": (
+            *(train_translation, translation_train, translation_run.load_run, EncoderDecoder),
+            *("reversed_words", "chrf"),
+        ),
+    }[experiment]
+    config = request.getfixturevalue(config)
+    theirs.main(config)
+    ours = ours.train(config).folder
+    folder = ours.parents[1] / "torch_reference" / experiment / ours.name
+    assert isinstance(load_run(folder).model, kind)
+    losses = [line["loss"] for line in metrics_of(folder, "loss")]
+    assert len(losses) == len(metrics_of(ours, "loss")) == config.optimizer.total_steps
+    assert losses[-1] < losses[0] - 0.1, "or nothing was learned"
+    compared = compare_runs([ours, folder], metric)
+    assert [group.runs[0].folder for group in compared.groups] == [ours, folder]
+    assert compared.differences[0].paired
+    if experiment == "language_modelling":
+        return  # one checkpoint, at its end
+    (folder / "checkpoints" / f"{len(losses)}").rename(folder / "gone")
+    with pytest.raises(ConfigError, match="has been trained, and a run of PyTorch is not resumed"):
+        theirs.main(config)
+
+
+def test_options_that_only_jaxformer_has_and_a_missing_torch_are_named(
+    characters, reversed_words, monkeypatch
+):
+    own = replace(characters.data, isolate_documents=True)
+    with pytest.raises(ConfigError, match="data.isolate_documents=True is not supported by"):
+        train_gpt.main(replace(characters, data=own))
+    r_drop = replace(reversed_words.training, r_drop=1.0)
+    with pytest.raises(ConfigError, match=r"training.r_drop=1.0 is not supported by"):
+        train_translation.main(replace(reversed_words, training=r_drop))
+    monkeypatch.setitem(sys.modules, "torch", None)
+    commands = {train_gpt: characters, train_translation: reversed_words}
+    for command, config in (commands | {compare: compare.presets()["grammar"]}).items():
+        with pytest.raises(MissingExtra, match="torch is needed but not installed"):
+            command.main(config)

@@ -1,16 +1,10 @@
-"""Planning: memory and time of a training step, compiled for devices that need not be here."""
+"""Planning: the programs of a run, compiled for devices that need not be here."""
 
-from experiments.harness.planning.compiling import (
-    CompiledStep,
-    PlannedTraining,
-    StepMemory,
-    compile_step,
-)
-from experiments.harness.planning.report import ASSUMPTIONS, advice, describe
+from experiments.harness.planning.compiling import PlannedTraining, plan_run
+from experiments.harness.planning.report import report
 from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import (
     Compiler,
-    Target,
     check_compiler,
     devices,
     parse_target,
@@ -18,18 +12,13 @@ from experiments.harness.planning.targets import (
 )
 
 __all__ = [
-    "ASSUMPTIONS",
-    "CompiledStep",
     "Compiler",
     "PlannedTraining",
-    "StepMemory",
-    "Target",
-    "advice",
     "check_compiler",
-    "compile_step",
-    "describe",
     "devices",
     "parse_target",
+    "plan_run",
+    "report",
     "start_devices",
     "step_time",
 ]

@@ -1,10 +1,9 @@
 """The time of a step on a TPU, from its compiler's cycles and a model of what these leave out.
 
 The compiler estimates the cycles of each kernel that it makes itself. It estimates none for Mosaic
-kernels (flash attention), sorts and collectives:
+kernels (flash attention), collectives and sorts, of which sorts are not counted:
 
 - Attention takes the time of its FLOPs at the peak of the matrix units, which is a lower bound.
-- A sort of n values reads and writes its arrays log2(n) times.
 - A collective sends its bytes around a ring at the rate of one axis of the chip's links.
   Asynchronous ones run beside the kernels and count only where they take longer than these.
 - What goes to other slices takes a chip's share of the network, and nothing runs beside it.
@@ -37,7 +36,6 @@ class StepTime(NamedTuple):
     cycles: int
     kernels: float
     attention: float
-    sorts: float
     collectives: float
     asynchronous: float
     between_slices: float
@@ -45,22 +43,18 @@ class StepTime(NamedTuple):
     @property
     def total(self) -> float:
         """The seconds of all; asynchronous collectives hide behind the kernels."""
-        computed = self.kernels + self.attention + self.sorts
+        computed = self.kernels + self.attention
         return max(computed, self.asynchronous) + self.collectives + self.between_slices
 
 
 def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]) -> StepTime:
     """The time of a step; `specs` are the attention calls of the model."""
     core, figures = TPUS[accelerator], ACCELERATORS[accelerator]
-    cycles, attention, sort = 0, 0.0, 0.0
+    cycles, attention = 0, 0.0
     for times, _, _, each in program.executed:
         cycles += times * each.cycles
         if each.target == "tpu_custom_call":
             attention += times * attention_flops(each, specs)
-        elif each.opcode == "sort":
-            moved = 2 * sum(shape.padded_bytes for shape in each.shapes)
-            passes = math.log2(max(max(each.shapes[0].sizes, default=2), 2))
-            sort += times * moved * passes / figures.bandwidth
     waits = {True: 0.0, False: 0.0}
     for collective in counting.collectives(program):
         waits[collective.asynchronous] += collective.sent / core.link
@@ -68,7 +62,6 @@ def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]
         cycles=cycles,
         kernels=cycles / core.clock,
         attention=attention / figures.bfloat16,
-        sorts=sort,
         collectives=waits[False],
         asynchronous=waits[True],
         between_slices=counting.between_slices(program) / core.network,

@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import jax
@@ -55,90 +56,9 @@ TPUS = {
 }
 
 
-class GpuSpec(NamedTuple):
-    """A GPU as XLA's compiler needs to know it; `fields` are those of its GpuDeviceInfoProto."""
-
-    name: str
-    capability: str
-    fields: dict[str, int | float]
-
-
-_GPU: dict[str, int | float] = {
-    "threads_per_block_limit": 1024,
-    "threads_per_warp": 32,
-    "shared_memory_per_block": 49_152,
-    "block_dim_limit_x": 2**31 - 1,
-    "block_dim_limit_y": 65_535,
-    "block_dim_limit_z": 65_535,
-    "thread_dim_limit_x": 1024,
-    "thread_dim_limit_y": 1024,
-    "thread_dim_limit_z": 64,
-    "registers_per_core_limit": 65_536,
-    "registers_per_block_limit": 65_536,
-    "device_address_bits": 64,
-}
-
-
-def _gpu(name: str, capability: str, **fields: int | float) -> GpuSpec:
-    return GpuSpec(name, capability, _GPU | fields)
-
-
-# NVIDIA's architecture whitepapers and data sheets, and CUDA's table of technical specifications by
-# compute capability.
-_HOPPER = (
-    "major: 9 feature_extension: ACCELERATED_FEATURES",
-    {
-        "shared_memory_per_block_optin": 232_448,
-        "shared_memory_per_core": 233_472,
-        "threads_per_core_limit": 2048,
-        "core_count": 132,
-        "fpus_per_core": 128,
-        "l2_cache_size": 52_428_800,
-        "clock_rate_ghz": 1.98,
-    },
-)
-GPUS = {
-    "h100": _gpu(
-        "NVIDIA H100 80GB HBM3",
-        _HOPPER[0],
-        **_HOPPER[1],
-        memory_bandwidth=3_352_320_000_000,
-        device_memory_size=84_942_979_072,
-    ),
-    "h200": _gpu(
-        "NVIDIA H200",
-        _HOPPER[0],
-        **_HOPPER[1],
-        memory_bandwidth=4_800_000_000_000,
-        device_memory_size=151_397_597_184,
-    ),
-    "a100": _gpu(
-        "NVIDIA A100-SXM4-80GB",
-        "major: 8",
-        shared_memory_per_block_optin=166_912,
-        shared_memory_per_core=167_936,
-        threads_per_core_limit=2048,
-        core_count=108,
-        fpus_per_core=64,
-        l2_cache_size=41_943_040,
-        clock_rate_ghz=1.41,
-        memory_bandwidth=2_039_000_000_000,
-        device_memory_size=80_000_000_000,
-    ),
-    "l4": _gpu(
-        "NVIDIA L4",
-        "major: 8 minor: 9",
-        shared_memory_per_block_optin=101_376,
-        shared_memory_per_core=102_400,
-        threads_per_core_limit=1536,
-        core_count=58,
-        fpus_per_core=128,
-        l2_cache_size=50_331_648,
-        clock_rate_ghz=2.04,
-        memory_bandwidth=300_000_000_000,
-        device_memory_size=24_000_000_000,
-    ),
-}
+GPUS = {path.stem: path for path in sorted((Path(__file__).parent / "gpus").iterdir())}
+"""Files of XLA's GpuTargetConfigProto by name. XLA has such files itself, but JAX has no function
+that takes one by its name."""
 
 
 class Target(NamedTuple):
@@ -197,8 +117,8 @@ def check_compiler(compiler: Compiler, target: Target) -> None:
 def devices(target: Target, count: int) -> Sequence[Device]:
     """The `count` devices of a target to compile for with its own compiler.
 
-    JAX itself runs on the CPU. Raises `MissingExtra` without that compiler, and `ConfigError` for a
-    unknown topology.
+    JAX itself runs on the CPU. Raises `MissingExtra` without that compiler, and `ConfigError` for
+    an unknown topology.
     """
     with contextlib.suppress(RuntimeError):  # JAX has started
         jax.config.update("jax_platforms", "cpu")
@@ -230,9 +150,10 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
         slices = {"num_slices": target.slices} if target.slices > 1 else {}
         described = topologies.get_topology_desc(name, "tpu", **slices).devices
     except Exception as error:
-        said = " ".join(str(error).split())
+        message = " ".join(str(error).split())
         raise ConfigError(
-            f"libtpu knows no topology {name!r} ({said[:200]}): give one such as v5e:4x4, v5p:2x2x2"
+            f"libtpu knows no topology {name!r} ({message[:200]}): give one such as v5e:4x4, "
+            "v5p:2x2x2"
         ) from error
     return described[:count]
 
@@ -246,44 +167,28 @@ def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
             "--compiler cuda needs JAX's CUDA plugin, which is not installed: pip install "
             "'jaxformer[cuda13]'; no GPU is needed. --compiler cpu needs no other compiler"
         )
-    _answer_for(GPUS[target.accelerator])
+    config = GPUS[target.accelerator].read_text(encoding="utf-8")
+    _answer_for(config)
     return topologies.get_topology_desc(
-        platform="cuda",
-        topology_name="",
-        target_config=_gpu_config(target.accelerator),
-        topology=f"1x1x{count}",
+        platform="cuda", topology_name="", target_config=config, topology=f"1x1x{count}"
     ).devices
 
 
-def _answer_for(gpu: GpuSpec) -> None:
-    """Makes JAX's cuDNN attention ask for the capability of `gpu`.
+def _answer_for(gpu_config: str) -> None:
+    """Makes JAX's cuDNN attention ask for the compute capability of a GPU.
 
     It asks the first GPU of the process, which has none, and then refuses heads of more than 128.
     """
     from jax._src.cudnn import fused_attention_stablehlo
 
-    own = tuple(int(number) for number in re.findall(r"\d+", f"{gpu.capability}, 0")[:2])
+    capability = re.search(r"cuda_compute_capability \{([^}]*)", gpu_config)
+    numbers = re.findall(r"\d+", f"{capability[1] if capability else ''}, 0")
+    known = tuple(map(int, numbers[:2]))
 
-    def at_least(capability: str) -> bool:
-        return own >= tuple(map(int, capability.split(".")))
+    def at_least(required: str) -> bool:
+        return known >= tuple(map(int, required.split(".")))
 
     fused_attention_stablehlo.check_compute_capability = at_least
-
-
-def _gpu_config(name: str) -> str:
-    """XLA's GpuTargetConfigProto of a GPU, as text."""
-    spec = GPUS[name]
-    fields = "\n".join(f"  {key}: {value}" for key, value in spec.fields.items())
-    return f"""gpu_device_info {{
-{fields}
-  cuda_compute_capability {{ {spec.capability} }}
-  device_vendor: "NVIDIA Corporation"
-  name: "{spec.name}"
-}}
-platform_name: "CUDA"
-dnn_version_info {{ major: 9 minor: 10 patch: 0 }}
-device_description_str: "{spec.name}"
-"""
 
 
 def start_devices(count: int) -> None:
