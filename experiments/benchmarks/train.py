@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import jax
@@ -47,7 +47,6 @@ from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, Checked, Count, 
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.runtime import setup_process
 from jaxformer.text.data import PairBatch, StreamBatch
 from jaxformer.text.tokenizers import EOS, PAD, UNK
@@ -127,12 +126,10 @@ class StepWork(Checked):
     def build(self) -> tuple[Any, Loss, int]:
         """jaxformer's model, its loss, and the FLOPs of a step."""
         sizes, rows, length = self.model, self.batch_size, self.seq_len
-        model: Any
+        model = build_model(SimpleNamespace(model=sizes, training=self.training()))
         if self.translates:
-            model = build_model(EncoderDecoder, sizes, self.training())
             loss = seq2seq_loss(model, pad=PAD, label_smoothing=_LABEL_SMOOTHING)
             return model, loss, seq2seq_flops(sizes, rows, length, length)
-        model = build_model(DecoderOnly, sizes, self.training())
         return model, causal_loss(model), causal_flops(sizes, rows, length)
 
 

@@ -24,7 +24,7 @@ from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
 from experiments.harness.training.session import describe_folder
 from experiments.language_modelling.corpus import part_of
-from experiments.language_modelling.load_run import LoadedRun, load_run
+from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Encoded,
@@ -37,17 +37,18 @@ from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import Natural
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained import Loaded
 from jaxformer.text.metrics import Likelihood
 from jaxformer.text.tokenizers import Tokenizer
 
 
-def measure(loaded: LoadedRun, text: Encoded, *, stride: int | None = None) -> Likelihood:
+def measure(loaded: Loaded, text: Encoded, *, stride: int | None = None) -> Likelihood:
     """The likelihood of the whole of `text`: the sum of `batch_losses`."""
     return total(batch_losses(loaded, text, stride=stride), text)
 
 
 def batch_losses(
-    loaded: LoadedRun, text: Encoded, *, stride: int | None = None
+    loaded: Loaded, text: Encoded, *, stride: int | None = None
 ) -> list[dict[str, float]]:
     """The "loss" in nats and the "tokens" of each batch of `text`, in rows `stride` apart.
 
@@ -78,7 +79,7 @@ def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) ->
     write_table(folder / "samples" / f"{name}-losses.tsv", table)
 
 
-def user_loss_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
+def user_loss_metrics(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
     """The user's loss and metrics of the validation `text`.
 
     The loss is computed in rows as those of the training (see `build.user_loss_metrics`).
@@ -91,7 +92,7 @@ def user_loss_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) 
     return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
 
 
-def user_metrics(loaded: LoadedRun, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
+def user_metrics(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
     """`build.user_metrics` of `text`."""
     evaluation = build.MetricInputs(loaded, text, scores_of(loaded.config, likelihood))
     return build.user_metrics(loaded.config.training, evaluation)
@@ -144,7 +145,7 @@ def describe_run(folder: Path) -> str:
     return describe_folder(folder, files, commands)
 
 
-def continued_prompts(loaded: LoadedRun) -> list[str]:
+def continued_prompts(loaded: Loaded) -> list[str]:
     """Each of the run's own prompts with its continuation, or with what fills its masks."""
     config = loaded.config
     if config.objective == "masked":
@@ -156,7 +157,7 @@ def continued_prompts(loaded: LoadedRun) -> list[str]:
     return [prompt + text for prompt, text in zip(config.prompts, completions, strict=True)]
 
 
-def show_prompts(log: Run, loaded: LoadedRun) -> None:
+def show_prompts(log: Run, loaded: Loaded) -> None:
     """Prints each of the run's prompts with what follows it, and keeps them in its folder."""
     prompts, rule = loaded.config.prompts, f"\n{RULE}\n"
     with display.phase("continuing the prompts"):
@@ -170,7 +171,7 @@ def show_prompts(log: Run, loaded: LoadedRun) -> None:
         log.log_text(loaded.config.optimizer.total_steps, "samples", rule.join(texts).split("\n"))
 
 
-def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> list[str]:
+def filled_texts(loaded: Loaded, texts: Sequence[str], *, count: int = 5) -> list[str]:
     """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
     filled = pipelines.fill_mask(loaded, texts, count=count, details=True)
     return [
@@ -179,9 +180,7 @@ def filled_texts(loaded: LoadedRun, texts: Sequence[str], *, count: int = 5) -> 
     ]
 
 
-def _mask_line(
-    number: int, candidates: Sequence[pipelines.MaskPrediction], loaded: LoadedRun
-) -> str:
+def _mask_line(number: int, candidates: Sequence[pipelines.MaskPrediction], loaded: Loaded) -> str:
     shares = (
         f"{token_text(candidate.token, loaded.tokenizer)!r} {candidate.probability:.1%}"
         for candidate in candidates

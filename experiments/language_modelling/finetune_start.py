@@ -8,7 +8,8 @@ from experiments.harness.runs import distributed, run_folder
 from experiments.harness.training import initialization
 from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.finetune_presets import FinetuneConfig
-from experiments.language_modelling.load_run import TOKENIZER, load_run
+from experiments.language_modelling.load_run import load_run
+from experiments.language_modelling.prepare import TOKENIZER
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
@@ -39,9 +40,8 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
             model = replace(model, vocab_size=tokenizers.load(tokenizer).vocab_size)
     elif config.init_from:
         folder = locate(config.init_from)
-        source, loaded = init_from_pretrained.describe(
-            folder, init_from_pretrained.below_head(load_without_weights(folder))
-        )
+        loaded = init_from_pretrained.below_head(load_without_weights(folder))
+        source = init_from_pretrained.describe(folder, loaded)
         model, tokenizer = loaded.model.config, str(folder)
         if config.task.kind in ("classification", "pairs") and source.objective == "masked":
             model = replace(model, pooler="tanh")  # published classifiers have one

@@ -19,14 +19,14 @@ from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.text_io import RULE, read_text, read_texts
 from experiments.language_modelling.evaluate import filled_texts
-from experiments.language_modelling.load_run import LoadedRun, load_run
+from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.tasks.chat_template import check_messages, load_template
 from jaxformer import pipelines
 from jaxformer.config import Natural, from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import is_pretrained, load_sampling_config
+from jaxformer.pretrained import Loaded, is_pretrained, load_sampling_config
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -111,19 +111,19 @@ def main(options: GenerateOptions) -> None:
         text_io.answer_lines(what, lambda line: answer((line,)))
 
 
-def _mask(loaded: LoadedRun) -> str:
+def _mask(loaded: Loaded) -> str:
     mask = loaded.tokenizer.special.mask
     return "<mask>" if mask is None else loaded.tokenizer.token(mask)
 
 
-def _continue(loaded: LoadedRun, options: GenerateOptions, texts: Sequence[str]) -> None:
+def _continue(loaded: Loaded, options: GenerateOptions, texts: Sequence[str]) -> None:
     prompts = [text for text in texts for _ in range(options.count or 1)]
     asked = chat_ids(prompts, loaded, options) if options.chat else prompts
     pieces = pipelines.stream(loaded, asked, *options.settings)
     print_texts([f"{prompt}\n" for prompt in prompts] if options.chat else prompts, pieces)
 
 
-def chat_ids(messages: list[str], loaded: LoadedRun, options: GenerateOptions) -> list[list[int]]:
+def chat_ids(messages: list[str], loaded: Loaded, options: GenerateOptions) -> list[list[int]]:
     """The ids that ask for the assistant's answer to each message of a user."""
     template = load_template(run_folders(options.run)[0], loaded.tokenizer)
     check_messages(messages, loaded.tokenizer)

@@ -9,11 +9,10 @@ from experiments.harness.training import initialization
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.config import dotted_fields, with_fields
-from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pretrained import Loaded, load_pretrained, load_without_weights
+from jaxformer.pretrained import Loaded, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
@@ -28,19 +27,6 @@ _OBJECTIVES: dict[type, Literal["causal", "masked"]] = {
 }
 
 
-def read(
-    folder: str | Path, strategy: Strategy | None = None, *, without_head: bool = False
-) -> tuple[LanguageConfig, Loaded]:
-    """The model, weights and tokenizer in the folder, and a configuration that describes them.
-
-    `strategy` puts the weights on its devices. `without_head` also takes the model below the head
-    of a classifier. Raises `ConfigError` for a model that is not a language model, and for one
-    without a tokenizer.
-    """
-    loaded = load_pretrained(folder, strategy=strategy)
-    return describe(folder, below_head(loaded) if without_head else loaded)
-
-
 def below_head(loaded: Loaded) -> Loaded:
     """`loaded` without the head of a classifier."""
     if not isinstance(loaded.model, HEADS):
@@ -49,8 +35,11 @@ def below_head(loaded: Loaded) -> Loaded:
     return replace(loaded, model=loaded.model.backbone, params=params)
 
 
-def describe(folder: str | Path, loaded: Loaded) -> tuple[LanguageConfig, Loaded]:
-    """`loaded` in `folder`, and a configuration that describes it; raises as `read` does."""
+def describe(folder: str | Path, loaded: Loaded) -> LanguageConfig:
+    """A configuration that describes the model of transformers in `folder`.
+
+    Raises `ConfigError` for one that is not a language model, and for one without a tokenizer.
+    """
     name = _OBJECTIVES.get(type(loaded.model))
     if name is None:
         raise ConfigError(
@@ -59,10 +48,8 @@ def describe(folder: str | Path, loaded: Loaded) -> tuple[LanguageConfig, Loaded
     if loaded.tokenizer is None:
         raise ConfigError(f"{folder} has no tokenizer: put its tokenizer.json there")
     model = loaded.model.config
-    length = min(_LENGTH, model.max_len)
-    data = DataConfig(corpus="files", tokenizer=str(folder), seq_len=length)
-    config = LanguageConfig(Path(folder).name, model, objective=name, data=data)
-    return config, loaded
+    data = DataConfig(corpus="files", tokenizer=str(folder), seq_len=min(_LENGTH, model.max_len))
+    return LanguageConfig(Path(folder).name, model, objective=name, data=data)
 
 
 def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
@@ -79,7 +66,8 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     if not config.init_from or initialization.is_begun(run):
         return config
     folder = locate(config.init_from)
-    pretrained, loaded = describe(folder, load_without_weights(folder))
+    loaded = load_without_weights(folder)
+    pretrained = describe(folder, loaded)
     needed = objective(config).model
     if not isinstance(loaded.model, needed):
         raise ConfigError(

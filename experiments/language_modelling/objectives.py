@@ -5,9 +5,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import jax
-from flax import linen as nn
 
-from experiments.harness.training import build
 from experiments.harness.training.utilization import causal_flops, masked_flops, rows_and_length
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.config import TransformerConfig
@@ -42,11 +40,6 @@ def objective(config: LanguageConfig) -> Objective:
     if config.objective == "masked":
         return _PAIRS if config.data.next_sentence else _MASKED
     return _CAUSAL
-
-
-def build_model(config: LanguageConfig) -> nn.Module:
-    """The model of `config.model` with the values that `config.training` names."""
-    return build.build_model(objective(config).model, config.model, config.training)
 
 
 def _stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig) -> Stream:

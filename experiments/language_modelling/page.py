@@ -11,11 +11,11 @@ from experiments.harness.results.groups import sample_texts
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.evaluate import continued_prompts
-from experiments.language_modelling.load_run import LoadedRun, load_run
+from experiments.language_modelling.load_run import load_run
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pipelines.batching import bos_eos
-from jaxformer.pretrained import is_pretrained, load_eos
+from jaxformer.pretrained import Loaded, is_pretrained, load_eos
 from jaxformer.text.tokenizers import Tokenizer
 
 _NEW_TOKENS = 50
@@ -36,7 +36,7 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
     return Contents(loaded.params, sentences, samples)
 
 
-def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str, Sequence[str]]:
+def _answers(folder: Path, loaded: Loaded, texts: Sequence[str]) -> dict[str, Sequence[str]]:
     """The columns of texts and answers; none without a head, or without a mask to fill."""
     sampling = replace(loaded.config.sampling, max_new_tokens=_NEW_TOKENS)
     completion = replace(loaded.config.completion, overflow="slide")
@@ -50,7 +50,7 @@ def _answers(folder: Path, loaded: LoadedRun, texts: Sequence[str]) -> dict[str,
     return {"prompts and what follows": continued_prompts(replace(loaded, config=config))}
 
 
-def attend(loaded: LoadedRun, text: str) -> AttentionView:
+def attend(loaded: Loaded, text: str) -> AttentionView:
     """The self-attention of the model in `text`, which is cut at the model's context."""
     if not text.strip():
         raise ConfigError("the text is blank: give a text with tokens")
@@ -62,7 +62,7 @@ def attend(loaded: LoadedRun, text: str) -> AttentionView:
     return AttentionView("self-attention", tokens, tokens, weights)
 
 
-def _masked_ids(text: str, loaded: LoadedRun) -> list[int]:
+def _masked_ids(text: str, loaded: Loaded) -> list[int]:
     """The ids of a text, in which masks may stand, between BOS and EOS."""
     return loaded.tokenizer.encode_inputs([text], bos_eos(loaded.tokenizer))[0]
 

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from experiments.harness.planning import PlannedTraining
-from experiments.harness.training import Cost
+from experiments.harness.training import Cost, build_model
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
-from experiments.language_modelling.objectives import build_model, objective
+from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.train import make_init_and_step
 from jaxformer.decoding import sample_more

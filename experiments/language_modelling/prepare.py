@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import datasets, distributed, run_files, run_folder
+from experiments.harness.runs import datasets, distributed, run_folder
 from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
@@ -135,8 +135,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 (hex) of the tokenizer's file in the run's `folder`: the same in all versions."""
-    return run_files.digest(folder / TOKENIZER)
+    """SHA-256 (hex) of the tokenizer's files in the run's `folder`: the same in all versions."""
+    return tokenizers.digest(folder / TOKENIZER.parent)
 
 
 def text_digest(folder: Path, name: str) -> str:

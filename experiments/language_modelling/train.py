@@ -17,8 +17,7 @@ from experiments.harness.runs.checkpoint_selection import TrainResult, read_resu
 from experiments.harness.runs.loggers import Logger
 from experiments.language_modelling import evaluate as evaluation
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
-from experiments.language_modelling.load_run import LoadedRun
-from experiments.language_modelling.objectives import build_model, objective
+from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Encoded,
     Prepared,
@@ -29,6 +28,7 @@ from experiments.language_modelling.prepare import (
 )
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.distributed import Strategy
+from jaxformer.pretrained import Loaded
 
 EXPERIMENT = "language_modelling"
 
@@ -65,7 +65,8 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
-        loaded = LoadedRun(build_model(run.config), None, data.tokenizer, config=run.config)
+        model = training.build_model(run.config)
+        loaded = Loaded(model, None, data.tokenizer, config=run.config)
         flops = objective(run.config).flops
         task = training.Task(
             model=loaded.model,
@@ -88,7 +89,7 @@ def known_scores(config: LanguageConfig) -> tuple[str, ...]:
     return ("validation_loss", *bits)
 
 
-def evaluate(loaded: LoadedRun, text: Encoded) -> training.EvaluationResult:
+def evaluate(loaded: Loaded, text: Encoded) -> training.EvaluationResult:
     """The likelihood of the validation text."""
     likelihood = evaluation.measure(loaded, text)
     names = [name.removeprefix("validation_") for name in known_scores(loaded.config)]
@@ -96,7 +97,7 @@ def evaluate(loaded: LoadedRun, text: Encoded) -> training.EvaluationResult:
     return training.EvaluationResult(known | evaluation.user_loss_metrics(loaded, text, likelihood))
 
 
-def score(run: training.OpenRun, loaded: LoadedRun, data: Prepared) -> None:
+def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
     """Continues the prompts with the final weights, and writes their scores of the test text."""
     evaluation.show_prompts(run.log, loaded)
     name, text = ("test", data.test) if data.test else ("validation", data.validation)

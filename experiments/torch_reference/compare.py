@@ -16,7 +16,7 @@ import optax
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
-from experiments.translation.load_run import build_model
+from experiments.harness.training.build import build_model
 from experiments.translation.prepare import describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
 from experiments.translation.train import make_init_and_step

@@ -32,13 +32,14 @@ from experiments.translation.corpus import (
     read_files,
     read_known_words,
 )
-from experiments.translation.load_run import LoadedRun, Translator, load_translator
+from experiments.translation.load_run import load_run
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, score_pairs, translate
+from jaxformer.pretrained import Loaded
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.text.tokenizers import PAD
@@ -55,7 +56,7 @@ class Result(NamedTuple):
 
 
 def evaluate(
-    loaded: Translator,
+    loaded: Loaded,
     text: Text,
     search: SearchConfig,
     *,
@@ -70,7 +71,7 @@ def evaluate(
     Moses tokenisation. A run's own metrics come last. A line of more than `max_len` tokens gets an
     empty translation, and a warning on stderr.
     """
-    config = loaded.config if isinstance(loaded, LoadedRun) else None
+    config = loaded.config
     if config is not None:
         language = language or config.data.target_language
     lines, blanked = without_too_long(loaded, text.source)
@@ -116,7 +117,7 @@ def score_summaries(hypotheses: Sequence[str], references: Sequence[str]) -> dic
     }
 
 
-def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:
+def losses(loaded: Loaded, text: Text) -> dict[str, float]:
     """`validation_loss` of `text`: nats per target token, without label smoothing.
 
     With your own loss also `build.user_loss_metrics`. Pairs with an empty or too long side are left
@@ -133,7 +134,7 @@ def losses(loaded: LoadedRun, text: Text) -> dict[str, float]:
     return {"validation_loss": sums["loss"] / sums["tokens"], **custom}
 
 
-def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
+def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
     """The pairs of `text` once, in at most two shapes of `batch_tokens` target positions."""
     config = loaded.config
     try:
@@ -151,7 +152,7 @@ def _batches(loaded: LoadedRun, text: Text) -> list[PairBatch]:
     return [pairs.batch(step) for step in range(pairs.steps_per_epoch)]
 
 
-def without_too_long(loaded: Translator, lines: list[str]) -> tuple[list[str], list[int]]:
+def without_too_long(loaded: Loaded, lines: list[str]) -> tuple[list[str], list[int]]:
     """`lines` with the too long ones made blank, and the numbers of those, from 1."""
     long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *loaded.settings))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
@@ -296,7 +297,7 @@ class EvaluateOptions(DecodingOptions, RunOptions):
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     check_output(options.output, options.source, options.target)
-    load = partial(load_translator, options=options, decoding=options)
+    load = partial(load_run, options=options, decoding=options)
     loaded = load_members(load, options.run, int8=options.int8)
     text = _text(options, loaded)
     if options.forced:
@@ -304,7 +305,7 @@ def main(options: EvaluateOptions) -> None:
         return
     search, translation = loaded.settings
     language = options.language or options.target_language or ""
-    if isinstance(loaded, LoadedRun) and not language:
+    if loaded.config is not None and not language:
         language = loaded.config.data.target_language
     words = language, options.tokenize
     if options.lowercased and not language:
@@ -326,9 +327,9 @@ def main(options: EvaluateOptions) -> None:
     print(json.dumps(record | result.scores))
 
 
-def _text(options: EvaluateOptions, loaded: Translator) -> Text:
+def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
     text = read_files(Files(options.source, options.target))
-    if not isinstance(loaded, LoadedRun):
+    if loaded.config is None:
         if text is None:
             raise ConfigError(
                 f"{options.run} is a folder of transformers, which has no test text: give --source "
@@ -341,7 +342,7 @@ def _text(options: EvaluateOptions, loaded: Translator) -> Text:
     return corpus.test if corpus.test.source else corpus.validation
 
 
-def _print_forced(loaded: Translator, text: Text, options: EvaluateOptions) -> None:
+def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
     tokenizers = loaded.tokenizer, loaded.target_tokenizer
     for name, lines, tokenizer in zip(names, text, tokenizers, strict=True):

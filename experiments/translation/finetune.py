@@ -23,11 +23,11 @@ from experiments.translation import finetune_start
 from experiments.translation.corpus import Text, fingerprint, open_corpus
 from experiments.translation.evaluate import chosen_samples, score_summaries, write_samples
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import Translator
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines import translate
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
+from jaxformer.pretrained import Loaded
 from jaxformer.text.data import PairBatch
 from jaxformer.text.metrics import score_translations
 from jaxformer.training.losses import seq2seq_loss
@@ -112,7 +112,7 @@ def read_texts(config: FinetuneConfig) -> list[Text]:
     return [Text([prefix + line for line in text.source], list(text.target)) for text in texts]
 
 
-def encode(config: FinetuneConfig, loaded: Translator, text: Text) -> PairBatch:
+def encode(config: FinetuneConfig, loaded: Loaded, text: Text) -> PairBatch:
     """The pairs as ids; a pair without a source is left out.
 
     Each side has the ids before and after it that the model's search uses, also where it is cut.
@@ -137,9 +137,7 @@ def encode(config: FinetuneConfig, loaded: Translator, text: Text) -> PairBatch:
     return PairBatch(source, target, np.arange(len(pairs), dtype=np.int32))
 
 
-def score(
-    config: FinetuneConfig, loaded: Translator, text: Text
-) -> tuple[dict[str, Any], list[str]]:
+def score(config: FinetuneConfig, loaded: Loaded, text: Text) -> tuple[dict[str, Any], list[str]]:
     """The scores of what the model makes of the sources, and its texts; a long source is cut."""
     limit = min(config.task.source_len, loaded.model.config.max_len)
     tokenizer = loaded.tokenizer

@@ -6,14 +6,15 @@ from typing import Any
 
 from experiments.harness.runs import distributed, run_folder
 from experiments.harness.training import initialization
+from experiments.harness.training.build import build_model
 from experiments.translation.finetune_presets import FinetuneConfig
-from experiments.translation.load_run import Translator, build_model, load_run, load_translator
+from experiments.translation.load_run import load_run
 from experiments.translation.prepare import load_tokenizers, sized
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pretrained import load_generation_config, load_without_weights
+from jaxformer.pretrained import Loaded, load_generation_config, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
@@ -50,28 +51,29 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     return replace(config, model=model, search=search, translation=translation)
 
 
-def load(config: FinetuneConfig, folder: Path, params: Any) -> Translator:
+def load(config: FinetuneConfig, folder: Path, params: Any) -> Loaded:
     """The model of the run in `folder` with its tokenizers, which are copied there at first."""
     place = folder / "tokenizer"
     with distributed.together():
         if distributed.is_first() and not (place / _FILES[-1]).exists():
             place.mkdir(parents=True, exist_ok=True)
-            for tokenizer, name in zip(_tokenizers(config), _FILES, strict=True):
-                tokenizer.save(place / name)
-    both = [tokenizers.load(place / name) for name in _FILES]
-    if (place / _FILES[0]).read_bytes() == (place / _FILES[1]).read_bytes():
-        both[1] = both[0]
-    source, target = both
+            source, target = _tokenizers(config)
+            if source is not target:
+                source.save(place / _FILES[0])
+            target.save(place / _FILES[1])
+    target = tokenizers.load(place / _FILES[1])
+    is_joint = not (place / _FILES[0]).exists()
+    source = target if is_joint else tokenizers.load(place / _FILES[0])
     settings = config.search, config.translation
-    return Translator(build_model(config), params, source, target, settings)
+    return Loaded(build_model(config), params, source, target, settings, config)
 
 
 def read_weights(config: FinetuneConfig, devices: Strategy) -> Any:
     """The parameters that the run starts with, on `devices`."""
     parent = initialization.parent_of(config)
     if parent is not None:
-        return load_run(parent.folder, parent.options, devices).params
-    return load_translator(locate(config.init_from), devices=devices).params
+        return load_run(parent.folder, parent.options, devices=devices).params
+    return load_run(locate(config.init_from), devices=devices).params
 
 
 def _tokenizers(config: FinetuneConfig) -> tuple[Any, Any]:

@@ -9,10 +9,10 @@ from experiments.harness.results.attention_views import AttentionView, label, re
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.evaluate import read_samples, without_too_long
-from experiments.translation.load_run import Translator, load_translator
+from experiments.translation.load_run import load_run
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources, translate
-from jaxformer.pretrained import is_pretrained
+from jaxformer.pretrained import Loaded, is_pretrained
 
 _SENTENCES = 5
 """Samples that are shown with their attention."""
@@ -23,7 +23,7 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
 
     The folder may also be an encoder-decoder of `transformers`, which needs `texts`.
     """
-    loaded = load_translator(folder, options=options)
+    loaded = load_run(folder, options=options)
     samples = read_samples(folder)
     if not texts:
         lines = samples.get("source", [])[:_SENTENCES]
@@ -38,7 +38,7 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
     return Contents(loaded.params, sentences, samples)
 
 
-def attend(loaded: Translator, text: str) -> tuple[str, list[AttentionView]]:
+def attend(loaded: Loaded, text: str) -> tuple[str, list[AttentionView]]:
     """The best translation of `text`, and its attention: cross, of the encoder, of the decoder."""
     (source,) = encode_sources(loaded.model, [text], loaded.tokenizer, *loaded.settings)
     best = translate(loaded, text, details=True)[0]

@@ -9,9 +9,9 @@ import jax
 import numpy as np
 
 from experiments.harness.planning import PlannedTraining
+from experiments.harness.training.build import build_model
 from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import train
-from experiments.translation.load_run import build_model
 from experiments.translation.prepare import with_parent
 from experiments.translation.presets import TranslationConfig
 from experiments.translation.teacher import with_logits

@@ -14,12 +14,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, distributed, run_folder
+from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.run_files import Record
 from experiments.harness.training import initialization
 from experiments.harness.training.fit import Step
 from experiments.harness.training.initialization import Parent
-from experiments.translation.load_run import LoadedRun, load_run
+from experiments.translation.load_run import load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TranslationConfig
 from jaxformer.checkpoint import manifest
@@ -27,6 +27,7 @@ from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
+from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import TokenLoss, seq2seq_loss
 
@@ -44,7 +45,7 @@ def with_teacher(
     if parent is None:
         initialization.refuse_parent("teacher", config.training.teacher)
     with display.phase(f"reading the teacher {parent.folder}"):
-        teacher = load_run(parent.folder, parent.options, devices)
+        teacher = load_run(parent.folder, parent.options, devices=devices)
     _check_tokenizers(parent.folder, teacher, prepared)
     with distributed.together():
         _record(folder, config.training.teacher, digest(parent))
@@ -106,8 +107,7 @@ def _with_logits_class(kind: Any) -> Any:
 
 def digest(teacher: Parent) -> str:
     """SHA-256 (hex) of the sums in the manifests of the checkpoints that the teacher is made of."""
-    training = run_folder.load_config(teacher.folder, TranslationConfig).training
-    _, steps, tree = checkpoint_selection.select(teacher.folder, training, teacher.options)
+    _, steps, tree = checkpoint_selection.select(teacher.folder, teacher.options)
     folders = (teacher.folder / "checkpoints" / str(step) for step in steps)
     sums = [tree, *(sorted(manifest.read(folder).files.items()) for folder in folders)]
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()
@@ -119,7 +119,7 @@ def _logits(model: EncoderDecoder, params: Any, batch: Any) -> Float[Array, "B T
     return logits
 
 
-def _check_tokenizers(folder: Path, teacher: LoadedRun, prepared: Prepared) -> None:
+def _check_tokenizers(folder: Path, teacher: Loaded, prepared: Prepared) -> None:
     ours = prepared.source_tokenizer, prepared.target_tokenizer
     theirs = teacher.tokenizer, teacher.target_tokenizer
     if [x.fingerprint for x in ours] != [x.fingerprint for x in theirs]:

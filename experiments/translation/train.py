@@ -17,11 +17,12 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import evaluate as evaluation
 from experiments.translation import teacher
-from experiments.translation.load_run import LoadedRun, build_model
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.distributed import Strategy
 from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pretrained import Loaded
+from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
@@ -67,15 +68,17 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabularies
-        tokenizers = data.source_tokenizer, data.target_tokenizer
+        both = data.source_tokenizer, data.target_tokenizer
         settings = run.config.search, run.config.translation
-        loaded = LoadedRun(build_model(run.config), None, *tokenizers, settings, config=run.config)
+        model = training.build_model(run.config)
+        loaded = Loaded(model, None, *both, settings, run.config)
         task = training.Task(
             model=loaded.model,
             make_step=make_step,
             batches=training.build_batches(run.config, data),
             evaluate=lambda params, step: evaluate(run, replace(loaded, params=params), data, step),
             cost=partial(seq2seq_cost, run.config.model),
+            origin={"tokenizer": tokenizers.digest(run.folder / "tokenizer")},
         )
         run, state, step = training.start(run, task)
         if config.training.teacher:
@@ -87,7 +90,7 @@ def train(
 
 
 def evaluate(
-    run: training.OpenRun, loaded: LoadedRun, data: Prepared, step: int
+    run: training.OpenRun, loaded: Loaded, data: Prepared, step: int
 ) -> training.EvaluationResult:
     """The scores of the validation text; the translations of a step are kept."""
     text, search = data.validation, run.config.search
@@ -101,7 +104,7 @@ def evaluate(
     return training.EvaluationResult(numbers | evaluation.losses(loaded, text), samples)
 
 
-def score(run: training.OpenRun, loaded: LoadedRun, data: Prepared) -> None:
+def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
     """Translates the test text with the final weights, and writes and shows its scores."""
     name, text = ("test", data.test) if data.test.source else ("validation", data.validation)
     lowercased, search = run.config.data.corpus == "multi30k", run.config.search

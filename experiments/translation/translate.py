@@ -19,11 +19,12 @@ from experiments.harness.runs.run_files import check_output, one_line
 from experiments.harness.runs.text_io import open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
 from experiments.translation.evaluate import describe_too_long, without_too_long
-from experiments.translation.load_run import Translator, load_translator
+from experiments.translation.load_run import load_run
 from jaxformer import storage
 from jaxformer.config import Count
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines import Translation, translate
+from jaxformer.pretrained import Loaded
 
 
 @dataclass(frozen=True)
@@ -57,8 +58,8 @@ def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
 
-    def load(folder: Path) -> Translator:
-        return load_translator(folder, options, options, n_best=options.n_best)
+    def load(folder: Path) -> Loaded:
+        return load_run(folder, options, options, n_best=options.n_best)
 
     loaded = load_members(load, options.run, int8=options.int8)
     if options.input == options.output == "-" and text_io.is_interactive():
@@ -88,7 +89,7 @@ def main(options: TranslateOptions) -> None:
         raise DataError("; ".join(problems))
 
 
-def _converse(loaded: Translator, options: TranslateOptions) -> None:
+def _converse(loaded: Loaded, options: TranslateOptions) -> None:
     """Translates what is typed, and says which words the training text does not have."""
     known = read_known_words(run_folders(options.run)[0])
 

@@ -18,13 +18,17 @@ from jaxformer.pretrained.loading import (
     load_pretrained,
     load_without_weights,
 )
+from jaxformer.pretrained.run_weights import CheckpointName, RunWeights, last_steps, select_weights
 from jaxformer.pretrained.saving import save_pretrained
 
 __all__ = [
+    "CheckpointName",
     "Loaded",
+    "RunWeights",
     "generation_json",
     "inexpressible_settings",
     "is_pretrained",
+    "last_steps",
     "load",
     "load_eos",
     "load_generation_config",
@@ -32,4 +36,5 @@ __all__ = [
     "load_sampling_config",
     "load_without_weights",
     "save_pretrained",
+    "select_weights",
 ]

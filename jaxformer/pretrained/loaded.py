@@ -49,6 +49,8 @@ class Loaded:
     settings: tuple[Setting, ...] | Callable[[tuple[type, ...]], tuple[Setting, ...]] = ()
     """The defaults of the pipelines, or a function that reads those of some classes when they are
     needed: a folder whose settings are not supported can still be loaded."""
+    config: Any = None
+    """The settings of a run, as its config.json has them; None for other folders."""
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))

@@ -25,7 +25,7 @@ from jaxformer.config import (
 from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
-from jaxformer.nn.heads import MaskedLanguageModel
+from jaxformer.nn.heads import Classifier, SpanPredictor
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.pretrained import families
@@ -39,8 +39,10 @@ from jaxformer.pretrained.model_specs import (
     ModelSpec,
     check_params,
     make_model,
+    model_class,
     param_shapes,
 )
+from jaxformer.pretrained.run_weights import CheckpointName, RunWeights, select_weights
 from jaxformer.pretrained.sentence_modules import SentenceOptions, load_sentence_options
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
 from jaxformer.storage import read_json, to_local_path, to_path
@@ -92,8 +94,17 @@ def load_pretrained(
 
 
 def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
-    """As `load_pretrained`, without `params`: of the weights only the shapes are read."""
-    return _load(folder, reference, "float32", lambda *_: {})
+    """As `load`, without `params`: of the weights only the shapes are read.
+
+    A run without a checkpoint has the sizes that its config.json says.
+    """
+    source = locate(folder)
+    config = _read_config(source)
+    if "model_type" in config:
+        return _load(folder, reference, "float32", lambda *_: {})
+    begun = Checkpoints(source / "checkpoints").newest_step() is not None
+    weights = select_weights(source) if begun else None
+    return _load_run(source, config, weights, None, None, lambda _: {})
 
 
 def _load(
@@ -222,6 +233,8 @@ def _place_on(
 def load(
     folder: str | os.PathLike[str],
     *,
+    checkpoint: CheckpointName = "final",
+    step: int | None = None,
     attention_fn: AttentionFn | None = None,
     dtype: Literal["float32", "bfloat16"] | None = None,
     strategy: Strategy | None = None,
@@ -230,17 +243,20 @@ def load(
     """The model in `folder`: a run of `experiments`, or what `load_pretrained` reads.
 
     Of a run, these are the weights chosen at its end or, before its end, the newest ones, with the
-    block, attention function and position scheme that it was trained with. It may be in a bucket
-    (gs://bucket/path). A run's config.json may name Python functions and classes
+    block, attention function and position scheme that it was trained with. `checkpoint` asks for
+    others: best (of the best validation), last (of the newest step), average (the mean of the last
+    steps) or ema (the moving average); `step` for those of a step that is kept. It may be in a
+    bucket (gs://bucket/path). A run's config.json may name Python functions and classes
     of its author: these are imported with `trust_code`, if this user trained the run, or if
     jaxformer defines them. `attention_fn` and `dtype` replace those of the run;
     None means `reference` and "float32" for other folders. `strategy` puts the parameters on its
     devices, tensor by tensor as `load_pretrained` does. The pipelines take the result, and by
     default use the folder's settings: generation_config.json, or the search or sampling of the run.
 
-    Raises `ConfigError` for a folder of neither kind and for names that are not trusted,
-    `CheckpointError` for a run without a complete checkpoint or with weights that do not fit, and
-    what `load_pretrained` raises.
+    Raises `ConfigError` for a folder of neither kind, for names that are not trusted, for weights
+    that the folder cannot have and for a tokenizer that is not the run's, `CheckpointError` for a
+    run without a complete checkpoint, without that of `step`, or with weights that do not fit,
+    `DataError` for damaged files, and what `load_pretrained` raises.
 
     >>> from dataclasses import replace
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
@@ -253,37 +269,53 @@ def load(
     True
     """
     source = locate(folder)
-    config = read_json(source / "config.json")
+    config = _read_config(source)
     if "model_type" in config:
+        if checkpoint != "final" or step is not None:
+            raise ConfigError(
+                f"{folder} is a folder of transformers, which has one set of weights: leave out "
+                "checkpoint and step"
+            )
         return load_pretrained(
             folder,
             attention_fn=attention_fn or reference,
             dtype=dtype or "float32",
             strategy=strategy,
         )
-    if not isinstance(config.get("model"), dict):
-        raise ConfigError(
-            f"{source} is neither a run nor a folder of transformers: its config.json has "
-            "no 'model' and no 'model_type'"
-        )
+
+    def read(model: nn.Module) -> dict[str, Any]:
+        return weights.read(strategy.for_model(model) if strategy else None)
+
+    weights = select_weights(source, checkpoint, step)
     with trusting(trust_code):
-        return _load_run(source, config, attention_fn, dtype, strategy)
+        return _load_run(source, config, weights, attention_fn, dtype, read)
+
+
+def _read_config(folder: Path) -> dict[str, Any]:
+    """The content of config.json; `ConfigError` for a folder of neither kind."""
+    config = read_json(folder / "config.json", default={})
+    if "model_type" in config or isinstance(config.get("model"), dict):
+        return config
+    raise ConfigError(
+        f"{folder} is neither a run nor a folder of transformers: "
+        + ("its config.json has no 'model' and no 'model_type'" if config else "no config.json")
+    )
 
 
 def _load_run(
     folder: Path,
     config: dict[str, Any],
+    weights: RunWeights | None,
     attention_fn: AttentionFn | None,
     dtype: Literal["float32", "bfloat16"] | None,
-    strategy: Strategy | None,
+    read_params: Callable[[nn.Module], dict[str, Any]],
 ) -> Loaded:
+    """The run in `folder`; without `weights` nothing but its settings is known."""
     training = config.get("training", {})
-    checkpoints = Checkpoints(folder / "checkpoints")
-    steps, tree = _chosen(folder, checkpoints, training)
-    shapes = checkpoints.param_shapes(steps[-1], tree=tree)
     named = ("block", "model") if attention_fn else ("block", "model", "attention_fn")
     parts = {name: training[name] for name in named if name in training}
     check_trusted({"model": config["model"], "training": parts}, folder / "config.json")
+    shapes = weights.shapes() if weights else {}
     try:
         sizes = _with_vocabularies(from_plain(TransformerConfig, config["model"], "model"), shapes)
         attend = attention_fn or _attention_fn(parts.get("attention_fn", "reference"))
@@ -292,51 +324,50 @@ def _load_run(
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
-    if own_model:
-        kind = own_model
-    elif sizes.num_encoder_layers and sizes.num_decoder_layers:
-        kind = EncoderDecoder
-    else:
-        kind = DecoderOnly if sizes.num_decoder_layers else MaskedLanguageModel
-    model = kind(sizes, attend, block)
-    try:
-        check_params(model, shapes)
-    except ConfigError as error:
-        raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
-    shardings = strategy.for_model(model).shardings if strategy else None
-    params = checkpoints.average_params(steps, tree=tree, shardings=shardings)
+    make = own_model or model_class(sizes, has_head="backbone" in shapes)
+    model = _with_head(make(sizes, attend, block), config.get("task", {}), shapes)
+    if weights:
+        _check_tokenizer(weights)
+        try:
+            check_params(model, shapes)
+        except ConfigError as error:
+            raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
+    settings = functools.partial(run_settings, config)
+    loaded = Loaded(model, read_params(model), settings=settings, config=config)
     paths = (folder / _TARGET, folder / _TOKENIZER)
     path = next((path for path in paths if path.exists()), None)
-    settings = functools.partial(run_settings, config)
     if path is None:
-        return Loaded(model, params, settings=settings)
+        return loaded
     target = tokenizers.load(path)
     source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
-    return _loaded(folder, Loaded(model, params, source, target, settings), sizes)
+    return _loaded(folder, replace(loaded, tokenizer=source, target_tokenizer=target), sizes)
 
 
-def _chosen(
-    folder: Path, checkpoints: Checkpoints, training: Mapping[str, Any]
-) -> tuple[list[int], str]:
-    """The steps chosen at the end of the run, or the newest one, and the field of the weights."""
-    newest = checkpoints.newest_step()
-    if newest is None:
-        raise CheckpointError(f"{folder} has no complete checkpoint: train first")
-    chosen = folder / "weights.json"
-    record = read_json(chosen, default={})
-    steps, kept = record.get("steps", [newest]), checkpoints.steps()
-    if not steps or not set(steps) <= set(kept):
-        raise CheckpointError(
-            f"{chosen} names the weights of step {', '.join(map(str, steps)) or 'none'}, but the "
-            f"run keeps {', '.join(map(str, kept))}: put the step back, or remove {chosen.name} to "
-            "use the newest checkpoint"
+def _with_head(model: nn.Module, task: Mapping[str, Any], shapes: Mapping[str, Any]) -> nn.Module:
+    """`model` below the head that a fine-tuning has given it, if any."""
+    if "backbone" not in shapes:
+        return model
+    if task.get("kind") == "spans":
+        return SpanPredictor(model)
+    classes = shapes["head"]["kernel"].shape[-1]
+    return Classifier(model, classes, task.get("pooling", "own"))
+
+
+def _check_tokenizer(weights: RunWeights) -> None:
+    """Raises `ConfigError` for another tokenizer than that which the checkpoints were made with."""
+    folder = weights.folder
+    stored = Checkpoints(folder / "checkpoints").metadata(weights.steps[-1]).get("tokenizer")
+    if stored not in (None, tokenizers.digest(folder / "tokenizer")):
+        raise ConfigError(
+            f"{folder / 'tokenizer'} is not the tokenizer that the run was trained with, and does "
+            "not fit its weights: put the run's own back"
         )
-    return steps, record.get("tree") or ("ema" if training.get("ema_decay") else "params")
 
 
 def _with_vocabularies(sizes: TransformerConfig, shapes: Mapping[str, Any]) -> TransformerConfig:
     """`sizes` with the vocabularies of `shapes`; tokenizers may have fewer ids than asked for."""
-    body = shapes if "embedding" in shapes else shapes.get("encoder", {})
+    bodies = (shapes, shapes.get("encoder", {}), shapes.get("backbone", {}))
+    body = next((body for body in bodies if "embedding" in body), {})
     if "embedding" in body:
         sizes = replace(sizes, vocab_size=body["embedding"]["table"].shape[0])
     if "source_embedding" in shapes:

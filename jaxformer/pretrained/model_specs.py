@@ -117,6 +117,15 @@ class ModelSpec(NamedTuple):
         return {name: value for name, value in fields.items() if name not in unused}
 
 
+def model_class(config: TransformerConfig, *, has_head: bool = False) -> type[Model]:
+    """The class of the model of `config`; with a head, of the model below it."""
+    if config.num_encoder_layers and config.num_decoder_layers:
+        return EncoderDecoder
+    if config.num_decoder_layers:
+        return DecoderOnly
+    return EncoderOnly if has_head else MaskedLanguageModel
+
+
 def make_model(spec: ModelSpec, attention_fn: AttentionFn) -> nn.Module:
     """The model of `spec`."""
     whole, body = _CLASSES[spec.kind]

@@ -16,11 +16,12 @@ import numpy as np
 
 from experiments.harness.planning import PlannedTraining
 from experiments.harness.results.pages import Contents
-from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.runs import checkpoint_selection
 from experiments.harness.training.build import loss_sums
 from experiments.harness.training.utilization import causal_flops
 from experiments.language_modelling.presets import DataConfig, OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig
+from jaxformer.distributed import single
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.losses import causal_loss
 
@@ -98,7 +99,7 @@ def score(run, loaded, data):
 planned = PlannedTraining(
     prepare=lambda config: config,
     batch=lambda config: Sequences(config.data.batch_size, 0).batch(0),
-    build_model=build_model,
+    build_model=training.build_model,
     make_step=make_init_and_step,
     cost=lambda config: training.Cost(
         config.data.batch_size * 2 * LENGTH,
@@ -110,8 +111,7 @@ planned = PlannedTraining(
 
 def page_contents(folder, options, texts=()):
     """The weights, and a sequence with its reverse."""
-    config = run_folder.load_config(folder, LanguageConfig)
-    params = checkpoint_selection.load(folder, config.training, options)
+    params = checkpoint_selection.select(folder, options).read(single())
     tokens = Sequences(2, 0).batch(0).tokens.tolist()
     return Contents(params, [], {"sequence and its reverse": list(map(str, tokens))})
 '''

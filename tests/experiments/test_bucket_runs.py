@@ -61,7 +61,7 @@ class Stopping:
 def left(folder: Path, training: Any) -> dict[str, Any]:
     """Everything that a run leaves but times and places."""
     lines = [{k: v for k, v in x.items() if k not in SPEEDS} for x in Run(folder).metrics()]
-    params = flatten(checkpoint_selection.load(folder, training))
+    params = flatten(checkpoint_selection.select(folder).read())
     paths = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(str(path.relative_to(folder)) for path in paths)
     files = [x for x in names if x.split("/")[0] not in ("checkpoints", "tensorboard")]
@@ -117,7 +117,7 @@ def test_a_language_model_in_a_bucket_is_read_shown_loaded_and_exported(
     assert "sun" in said(capsys, generate.main, generate.GenerateOptions, words)
     runs.main(["page", address, "--text", "sun"])
     assert b"<svg" in to_path(f"{address}/report.html").read_bytes()
-    weights = checkpoint_selection.select(to_path(address), causal_run.config.training)
+    weights = checkpoint_selection.select(to_path(address))
     assert len(weights.steps) == 2
     read, loaded = load_run.load_run(to_path(address)), jf.load(address)
     assert loaded.tokenizer.fingerprint == read.tokenizer.fingerprint

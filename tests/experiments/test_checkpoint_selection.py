@@ -1,16 +1,18 @@
 """The weights of a run that --checkpoint and --step name."""
 
+import json
+
 import jax
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 
-TRAINING = TrainingConfig(save_every=2, average_checkpoints=2, ema_decay=0.9)
+TRAINING = {"average_checkpoints": 2, "ema_decay": 0.9}
 NUMBERS = {2: 20.0, 3: 70.0, 4: 30.0, 6: 50.0}
 """The parameters of each step."""
 METRICS = {2: 7.0, 4: 1.0, 6: 3.0}
@@ -22,12 +24,13 @@ def folder(tmp_path):
         for step, number in NUMBERS.items():
             state = {"params": {"a": np.full(3, number)}, "ema": {"a": np.full(3, number + 1)}}
             checkpoints.save(step, state, {}, METRICS.get(step))
-    checkpoint_selection.note(tmp_path, [2, 6], "params", validation_loss=1.0)
+    checkpoint_selection.note(tmp_path, [2, 6], "ema", validation_loss=1.0)
     return tmp_path
 
 
 def number(folder, training=TRAINING, **options):
-    params = checkpoint_selection.load(folder, training, RunOptions(**options))
+    (folder / "config.json").write_text(json.dumps({"training": training}))
+    params = checkpoint_selection.select(folder, RunOptions(**options)).read()
     (leaf,) = jax.tree.leaves(params)
     return float(leaf[0])
 
@@ -53,12 +56,12 @@ def test_without_regular_checkpoints_the_average_is_the_last_one_alone(tmp_path)
     with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
         for step in (3, 5, 7):  # saved on preemption, on preemption and at the end
             checkpoints.save(step, {"params": {"a": np.full(3, step)}}, regular=False)
-    training = TrainingConfig(save_every=0, average_checkpoints=5)
+    training = {"average_checkpoints": 5}
     assert number(tmp_path, training, checkpoint="average") == 7
 
 
 def test_without_a_moving_average_the_parameters_are_the_weights(folder):
-    training = TrainingConfig(save_every=2, average_checkpoints=2)
+    training = {"average_checkpoints": 2}
     assert number(folder, training, checkpoint="best") == 30
     assert number(folder, training, step=3) == 70
     with pytest.raises(ConfigError, match="keeps no moving average: it was trained with ema_decay"):
@@ -84,16 +87,16 @@ def test_recorded_weights_whose_step_is_gone_are_an_error_that_names_both_steps(
         number(folder)
 
 
-def test_two_options_that_choose_a_step_are_refused():
+def test_two_options_that_choose_a_step_are_refused(folder):
     with pytest.raises(ConfigError, match="step=3 and checkpoint='best' both choose a step"):
-        RunOptions(step=3, checkpoint="best")
+        number(folder, step=3, checkpoint="best")
     with pytest.raises(
         ConfigError, match="checkpoint='newest' is unknown: give one of final, best"
     ):
         RunOptions(checkpoint="newest")
 
 
-def test_a_pretrained_folder_has_no_other_weights():
-    RunOptions("gpt2").check_pretrained()
-    with pytest.raises(ConfigError, match="gpt2 is a folder of transformers, which has one set"):
-        RunOptions("gpt2", step=3).check_pretrained()
+def test_a_pretrained_folder_has_no_other_weights(folder):
+    (folder / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ConfigError, match="is a folder of transformers, which has one set of weig"):
+        jf.load(folder, step=3)

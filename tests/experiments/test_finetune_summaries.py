@@ -15,7 +15,7 @@ from experiments.translation.corpus import Text
 from experiments.translation.evaluate import rouge
 from experiments.translation.finetune import encode, score
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import Translator, load_translator
+from experiments.translation.load_run import load_run
 from experiments.translation.presets import DataConfig, Files
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.checkpoint import Checkpoints
@@ -23,6 +23,7 @@ from jaxformer.config import EmbeddingOptions, NormOptions, Relative, Transforme
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of
@@ -102,7 +103,7 @@ def config(folder, tmp_path_factory) -> FinetuneConfig:
 
 
 def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):
-    translator = load_translator(folder)
+    translator = load_run(folder)
     text = Text(["sun moon", "sun " * 9, " "], ["star", "rain " * 8, "sun"])
     found = encode(config, translator, text)
     assert found.source.tolist() == [[3, 4, EOS, 0, 0, 0, 0], [3] * 6 + [EOS]]
@@ -116,7 +117,7 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     tokenizer = Tokenizer(bart)
     search = SearchConfig(eos=(2,), forced_bos=forced)
     settings = TranslationOptions(bos=2, pad=0)
-    bart = Translator(MODEL, {}, tokenizer, tokenizer, (search, settings))
+    bart = Loaded(MODEL, {}, tokenizer, tokenizer, (search, settings))
     found = encode(PRESETS["summaries"], bart, Text(["sun moon"], ["star"]))
     assert found.source[0, :5].tolist() == [1, 4, 5, 2, 0]
     assert found.target[0, :5].tolist() == [2, second, 6, 2, 0]
@@ -148,7 +149,7 @@ def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
     changes |= {"optimizer__total_steps": 60, "training__evaluate_every": 0, "runs": str(tmp_path)}
     run = finetune.train(changed(config, **changes))
     test = finetune.read_texts(config)[2]
-    before, _ = score(config, load_translator(folder), test)
+    before, _ = score(config, load_run(folder), test)
     assert run.scores["rouge1"] > before["rouge1"] + 10
     done = call(export, {"--run": run.folder, "--out": tmp_path / "saved"})
     assert done.code == 0, done.err
@@ -158,7 +159,7 @@ def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
         moved = path.endswith(("kernel", "table"))
         assert np.array_equal(leaf, base[path]) != moved, path
     for place in (run.folder, tmp_path / "saved"):
-        scores, hypotheses = score(config, load_translator(place), test)
+        scores, hypotheses = score(config, load_run(place), test)
         assert scores == pytest.approx({name: run.scores[name] for name in scores})
     assert rouge(MetricInputs(None, test, {}, hypotheses)) == scores
 
@@ -180,12 +181,12 @@ def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path
     after = flatten(Checkpoints(run.folder / "checkpoints").restore_params(2))
     kept = {path for path in after if np.array_equal(after[path], before[path])}
     assert kept == {path for path in after if path.startswith("decoder/")}
-    loaded = load_translator(run.folder)
+    loaded = load_run(run.folder)
     assert loaded.tokenizer is loaded.target_tokenizer and run.scores["bleu"] >= 0
 
 
 def test_a_long_source_is_cut_as_in_training(folder, config):
-    translator = load_translator(folder)
+    translator = load_run(folder)
     long, short = "sun moon star rain snow sun moon", "sun moon star rain snow sun"
     found = [score(config, translator, Text([line], ["sun"]))[1] for line in (long, short)]
     assert found[0] == found[1]

@@ -188,8 +188,9 @@ def test_the_best_evaluation_is_saved_also_between_two_intervals_and_it_alone(tm
         fit(run, STEP, first_state(), task_of(evaluate))
     assert checkpoints.best_step() == 6 and checkpoints.steps() == [6, 10, 15, 17]
     assert there == {3: [], 6: [3, 5], 9: [5, 6], 12: [5, 6, 10], 15: [6, 10, 15]}
-    assert select(tmp_path, run.config.training, RunOptions(checkpoint="best")).steps == [6]
-    assert select(tmp_path, run.config.training, RunOptions(checkpoint="average")).steps == [15, 17]
+    (tmp_path / "config.json").write_text('{"training": {"average_checkpoints": 2}}')
+    assert select(tmp_path, RunOptions(checkpoint="best")).steps == [6]
+    assert select(tmp_path, RunOptions(checkpoint="average")).steps == [15, 17]
     (state, _), whole = checkpoints.restore(first_state(), 6), fitted(tmp_path / "b", total=6)
     jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
 

@@ -13,7 +13,7 @@ from experiments.harness.runs.checkpoint_selection import FINAL
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.translation import evaluate, page
 from experiments.translation import translate as command
-from experiments.translation.load_run import load_translator
+from experiments.translation.load_run import load_run
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.config import (
     EmbeddingOptions,
@@ -149,7 +149,7 @@ def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
         asked = said | {most: value, "min_length": value}
         (short / "generation_config.json").write_text(json.dumps(asked))
         assert load_generation_config(short)[0].max_new_tokens == longest
-    found = translate(load_translator(short), ["a b c", "h", "e d a b"], details=True)
+    found = translate(load_run(short), ["a b c", "h", "e d a b"], details=True)
     assert {len(text.ids) for texts in found for text in texts} == {4}
     assert all(0 not in text.ids for texts in found for text in texts)
 
@@ -163,7 +163,7 @@ def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
     files = {"source": str(tmp_path / "in"), "target": str(tmp_path / "right")}
     evaluate.main(evaluate.EvaluateOptions(run=str(folder), language="zh", **files))
     record = json.loads(capsys.readouterr().out.splitlines()[-1])
-    made = translate(load_translator(folder), lines)
+    made = translate(load_run(folder), lines)
     expected = metrics.score_translations(made, right, "zh")
     assert record["bleu"] == expected.bleu and "|tok:zh|" in record["bleu_signature"]
     assert record["translation"]["bos"] == 3 and record["search"]["length_penalty"] == 0.5
@@ -178,8 +178,8 @@ def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
 
 
 def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
-    by_option = load_translator(folder, decoding=DecodingOptions(beam_size=5))
-    by_count = load_translator(folder, n_best=4)
+    by_option = load_run(folder, decoding=DecodingOptions(beam_size=5))
+    by_count = load_run(folder, n_best=4)
     assert [loaded.settings[0].beam_size for loaded in (by_option, by_count)] == [5, 4]
 
 
@@ -198,7 +198,7 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
     model = EncoderDecoder(CONFIG)
     save_pretrained(tmp_path / "bare", model, random_params(model, ids, ids), token_ids=ASKED)
     with pytest.raises(ConfigError, match="bare has no tokenizer.json: write one there"):
-        load_translator(tmp_path / "bare")
+        load_run(tmp_path / "bare")
     config = TransformerConfig(
         vocab_size=SIZE,
         d_model=8,
@@ -213,7 +213,7 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
     gpt = DecoderOnly(config)
     save_pretrained(tmp_path / "gpt", gpt, random_params(gpt, ids), tokenizer, family="gpt2")
     with pytest.raises(ConfigError, match="gpt holds a DecoderOnly, which does not translate"):
-        load_translator(tmp_path / "gpt")
+        load_run(tmp_path / "gpt")
 
 
 def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder):
@@ -223,7 +223,7 @@ def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder)
     assert encoder.query_tokens == cross.key_tokens == ["a", "b", "c", "</s>"]
     assert decoder.query_tokens[0] == "a"  # their decoder_start_token_id is 3
     assert decoder.query_tokens[1:] == cross.query_tokens[:-1]
-    best = translate(load_translator(folder), "a b c")
+    best = translate(load_run(folder), "a b c")
     assert sentence.text == f"a b c = {best}" and contents.samples["model"] == [best]
     with pytest.raises(ConfigError, match="without samples: give --text"):
         page.page_contents(folder, FINAL)

@@ -11,9 +11,9 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.runs.run_files import Record
+from experiments.harness.training.build import build_model
 from experiments.harness.training.initialization import parent_of, take_over, with_parent
 from experiments.language_modelling import load_run
-from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import make_init_and_step, train
 from experiments.translation import load_run as translation_run

@@ -10,10 +10,10 @@ import jaxformer as jf
 from experiments import runs
 from experiments.harness.results import attention_views, plots
 from experiments.harness.results.groups import group_runs
-from experiments.translation.load_run import Translator
 from experiments.translation.page import attend
 from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained import Loaded
 from jaxformer.text import tokenizers
 
 pytestmark = pytest.mark.long
@@ -35,7 +35,7 @@ def translator(random_params):
     model = jf.EncoderDecoder(SIZES)
     ids = jnp.ones((2, 5), jnp.int32)
     params, settings = random_params(model, ids, ids), (jf.SearchConfig(), jf.TranslationOptions())
-    return Translator(model, params, tokenizer, tokenizer, settings)
+    return Loaded(model, params, tokenizer, tokenizer, settings)
 
 
 def test_attention_of_each_kind_has_its_tokens_and_rows_that_sum_to_1(translator):

@@ -14,6 +14,7 @@ import pytest
 
 from experiments import runs
 from experiments.harness.training import initialization
+from experiments.harness.training.build import build_model
 from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling import (
     generate,
@@ -24,7 +25,6 @@ from experiments.language_modelling import (
 )
 from experiments.language_modelling.finetune_presets import PRESETS as TASK_PRESETS
 from experiments.language_modelling.finetune_start import read_weights, with_start
-from experiments.language_modelling.objectives import build_model
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from experiments.language_modelling.tasks.rows import row_tokenizer
 from jaxformer import pipelines
@@ -153,7 +153,7 @@ def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
     model = MODELS["gpt"]
     save_pretrained(tmp_path / "bare", model, random_params(model, np.ones((2, 3), int)))
     with pytest.raises(ConfigError, match="has no tokenizer: put its tokenizer.json there"):
-        init_from_pretrained.read(tmp_path / "bare")
+        load_run.load_run(tmp_path / "bare")
 
 
 def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 import jaxformer as jf
 from experiments.examples.recurrent import Recurrent
 from experiments.harness.runs.decoding_options import load_members
-from experiments.translation.load_run import build_model
+from experiments.harness.training.build import build_model
 from experiments.translation.presets import PRESETS
 from experiments.translation.train import make_init_and_step
 from jaxformer.decoding import beam_search

@@ -18,7 +18,6 @@ import pytest
 from experiments import runs
 from experiments.harness.runs import checkpoint_selection, run_files, run_folder
 from experiments.language_modelling import train as language_modelling
-from experiments.language_modelling.presets import PRESETS
 from experiments.sweep import (
     main,
     name_cells,
@@ -75,7 +74,7 @@ def results(config, swept):
 
 def contents(result):
     """The parameters and metrics of a run, without what depends on the time."""
-    params = checkpoint_selection.load(result.folder, PRESETS["python_stdlib"].training)
+    params = checkpoint_selection.select(result.folder).read()
     return metrics_of(result.folder), {
         path: np.asarray(leaf).tobytes() for path, leaf in flatten(params).items()
     }

@@ -83,7 +83,7 @@ def test_a_resumed_student_is_refused_another_teacher(base, run, student):
     assert Checkpoints(train(longer).folder / "checkpoints").newest_step() == 3
     with pytest.raises(ConfigError, match="teacher='nowhere' is not the folder of a trained run"):
         train(replace(with_teacher(base, "nowhere"), name="none"))
-    with pytest.raises(ConfigError, match="distillation_weight=1.5, but it must be above 0"):
+    with pytest.raises(ConfigError, match="distillation_weight=1.5, but it must be in"):
         with_teacher(base, run, distillation_weight=1.5)
     with pytest.raises(ConfigError, match="is learned by the experiment's own loss, but loss="):
         with_teacher(base, run, loss="a.b:c")

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
-from experiments.harness.training.build import DEVICE_CHECKS
-from experiments.language_modelling.objectives import build_model
+from experiments.harness.training.build import DEVICE_CHECKS, build_model
 from experiments.language_modelling.train import make_init_and_step
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import jax
@@ -19,7 +20,6 @@ from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
-from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import KERNELS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
 from tests.experiments.commands import metrics_of
@@ -76,9 +76,13 @@ def test_a_mesh_of_more_devices_than_there_are_is_refused():
         choose_devices("sharded", "data=2,tensor=3")
 
 
+def model_of(training):
+    return build_model(SimpleNamespace(model=SIZES, training=training))
+
+
 def test_attention_function_and_block_are_chosen_by_name():
     other = TrainingConfig(attention_fn="blockwise", remat="blocks")
-    plain, other = (build_model(DecoderOnly, SIZES, x) for x in (TrainingConfig(), other))
+    plain, other = map(model_of, (TrainingConfig(), other))
     assert (plain.attention_fn, other.attention_fn) == (reference, blockwise)
     assert (plain.block, other.block) == (Block, REMAT["blocks"])
     with pytest.raises(ConfigError, match="attention_fn='flash' is unknown: give one of reference"):
@@ -131,7 +135,7 @@ def test_an_attention_function_may_be_chosen_for_each_shape_and_says_so(capsys):
 
 def test_attention_is_selected_for_the_step_and_not_for_initialization(capsys):
     tokens = jnp.ones((2, 7), jnp.int32)
-    auto = build_model(DecoderOnly, SIZES, TrainingConfig(attention_fn="auto"))
+    auto = model_of(TrainingConfig(attention_fn="auto"))
     params = jax.eval_shape(lambda: init_params(auto, jax.random.key(5), tokens))
     assert capsys.readouterr().out == "" and not auto.attention_fn.calls
     jax.eval_shape(auto.apply, {"params": params}, tokens)

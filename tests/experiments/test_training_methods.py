@@ -97,9 +97,7 @@ def test_frozen_parameters_are_the_first_ones_and_have_no_state(result):
 
 def test_the_moving_average_and_the_parameters_are_chosen_by_name(result):
     for option, tree in (("ema", "ema"), ("last", "params")):
-        found = checkpoint_selection.load(
-            result.folder, result.config.training, RunOptions(checkpoint=option)
-        )
+        found = checkpoint_selection.select(result.folder, RunOptions(checkpoint=option)).read()
         same(flatten(found), state_of(result.folder, 7, tree))
 
 

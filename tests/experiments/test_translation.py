@@ -24,7 +24,9 @@ from experiments.translation import evaluate, export, load_run, prepare, train, 
 from experiments.translation.presets import PRESETS, Files
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError
-from jaxformer.ops.dense import is_quantized, quantize
+from jaxformer.nn.int8 import quantize
+from jaxformer.ops.dense import is_quantized
+from jaxformer.text import tokenizers
 from tests.experiments.commands import call, metrics_of, options, refused
 from tests.experiments.events import events
 from tests.experiments.tiny_runs import TOO_LONG, changed
@@ -262,16 +264,16 @@ def test_a_folder_without_a_trained_run_is_refused(run, tmp_path):
         with pytest.raises(error, match=said):
             load_run.load_run(folder)
 
-    refuses(tmp_path / "none", ConfigError, "none is not a folder: give --run")
+    refuses(tmp_path / "none", ConfigError, "none is not a folder: give one with")
     refuses(tmp_path, ConfigError, f"{tmp_path} is not the folder of a run")
     shutil.copy(run.folder / "config.json", tmp_path)
     (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    refuses(tmp_path, CheckpointError, f"{tmp_path} holds no complete checkpoint: train first")
+    refuses(tmp_path, CheckpointError, f"{tmp_path} has no complete checkpoint: train first")
 
 
 @pytest.mark.parametrize("command", [translate, evaluate, export])
 def test_a_command_of_a_folder_that_is_not_there_ends_with_code_2(command, tmp_path):
-    refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give --run")
+    refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give one with")
 
 
 def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, pairs):
@@ -296,15 +298,18 @@ def test_runs_that_cannot_decode_together_are_refused(run, tmp_path):
     said = f"model.max_len is 23 in {run.folder} and 22 in {other}, but the models of an"
     refused(call(evaluate, both), 2, said)
     (other / "config.json").write_text(config)
-    (other / "data" / "prepared.json").unlink()
     tokenizer = other / "tokenizer" / "target.json"
     content = json.loads(tokenizer.read_text())
     vocab = content["model"]["vocab"]
     vocab["d"], vocab["e"] = vocab["e"], vocab["d"]
     tokenizer.write_text(json.dumps(content))
+    refused(call(evaluate, both), 2, "is not the tokenizer that the run was trained with")
+    with Checkpoints(other / "checkpoints") as checkpoints:
+        for step in checkpoints.steps():
+            checkpoints.annotate(step, {"tokenizer": tokenizers.digest(tokenizer.parent)})
     refused(call(evaluate, both), 2, "have different tokenizers, but the models of an")
     nowhere = {"--run": f"{run.folder}, nowhere,"}
-    refused(call(evaluate, nowhere), 2, "nowhere is not a folder: give --run")
+    refused(call(evaluate, nowhere), 2, "nowhere is not a folder: give one with")
 
 
 # Scoring

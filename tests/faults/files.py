@@ -104,7 +104,7 @@ def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
 def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
     """The weights and tokenizers that a translation starts from."""
     stored = run_folder.load_config(run, TranslationConfig)
-    params = checkpoint_selection.load(run, config.training)
+    params = checkpoint_selection.select(run).read()
     source, target = prepare.load_tokenizers(run)
     return {
         "config.json": to_plain(stored),

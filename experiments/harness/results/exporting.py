@@ -132,7 +132,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
     `inexpressible` are settings of its texts that the folder cannot hold.
     """
     folder, config = options.folder, run.config
-    _, steps, tree = checkpoint_selection.select(folder, config.training, options)
+    _, steps, tree = checkpoint_selection.select(folder, options)
     scores, environment = (
         Record(folder / f"{name}.json").read_if_intact() for name in ("scores", "env")
     )

@@ -4,13 +4,13 @@ import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.run_files import Record
 from jaxformer import storage
-from jaxformer.checkpoint import Checkpoints, manifest
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Natural
 from jaxformer.distributed import (
     Strategy,
@@ -21,13 +21,10 @@ from jaxformer.distributed import (
     sharded,
     single,
 )
-from jaxformer.errors import CheckpointError, ConfigError, Diverged
-from jaxformer.pretrained import Loaded
+from jaxformer.errors import ConfigError, Diverged
+from jaxformer.pretrained import CheckpointName, RunWeights, last_steps, select_weights
 
-CheckpointName = Literal["final", "best", "last", "average", "ema"]
 _REMEDY = "remove it to use the newest checkpoint"
-
-_Loaded = TypeVar("_Loaded", bound=Loaded)
 
 
 @dataclass(frozen=True)
@@ -50,10 +47,6 @@ class RunOptions(ProcessOptions):
     def __post_init__(self):
         super().__post_init__()
         parse_mesh(self.mesh)
-        if self.step is not None and self.checkpoint in ("best", "average"):
-            raise ConfigError(
-                f"step={self.step} and checkpoint={self.checkpoint!r} both choose a step: give one"
-            )
 
     @property
     def folder(self) -> Path:
@@ -66,14 +59,6 @@ class RunOptions(ProcessOptions):
         if self.mesh:
             return sharded(make_mesh(self.mesh))
         return replicated() if distributed.is_several() else single()
-
-    def check_pretrained(self) -> None:
-        """Raises `ConfigError` where one of several weights is asked for, but there is only one."""
-        if self.checkpoint != "final" or self.step is not None:
-            raise ConfigError(
-                f"{self.run} is a folder of transformers, which has one set of weights: leave out "
-                "--checkpoint and --step"
-            )
 
 
 FINAL = RunOptions()
@@ -99,7 +84,7 @@ def choose(
     The one with the smaller metric(params, steps) wins, the mean wins a tie, and one that is not
     finite never wins. `devices` hold the parameters. Raises `Diverged` where none is finite.
     """
-    last = _last(checkpoints, training)
+    last = last_steps(checkpoints, training.average_checkpoints)
     # Only the first process notes a validation: another one may not see that of the last step yet.
     best = int(agreed(checkpoints.best_step() or 0)) or None
     chosen: Chosen | None = None
@@ -116,20 +101,6 @@ def choose(
             "--model.dtype float32, under another --name"
         )
     return chosen
-
-
-def _last(checkpoints: Checkpoints, training: Any) -> list[int]:
-    """The last `training.average_checkpoints` steps that `save_every` asked for, and the newest.
-
-    The newest does not count if only its validation has saved it. A resumed run averages the same
-    steps as one that was never stopped.
-    """
-    steps = checkpoints.steps()
-    saved = {step: manifest.read(checkpoints.folder / str(step)) for step in steps}
-    averaged = [step for step in steps if saved[step].regular]
-    if not averaged or not saved[steps[-1]].metadata.get("saved_as_best"):
-        averaged = sorted({*averaged, steps[-1]})
-    return averaged[-training.average_checkpoints :]
 
 
 def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
@@ -150,65 +121,9 @@ def scores_of(folder: Path) -> Record:
     return Record(folder / "scores.json", "score the run again: the command of its training does")
 
 
-class Weights(NamedTuple):
-    """Weights of the run in `folder`: the mean over `steps` of the field `tree` of its states."""
-
-    folder: Path
-    steps: list[int]
-    tree: str
-
-    def read(self, devices: Strategy) -> Any:
-        """Their parameters, on `devices`."""
-        checkpoints = Checkpoints(self.folder / "checkpoints")
-        return checkpoints.average_params(self.steps, tree=self.tree, shardings=devices.shardings)
-
-
-def load(folder: Path, training: Any, options: RunOptions = FINAL) -> Any:
-    """The weights that `select` gives, on the first device."""
-    return select(folder, training, options).read(single())
-
-
-def select(folder: Path, training: Any, options: RunOptions = FINAL) -> Weights:
-    """The weights of the run in `folder` that `options` name.
-
-    Raises `CheckpointError` where there is no complete checkpoint, or none of the step asked for,
-    `ConfigError` for a moving average that the run does not keep, `DataError` where the record of
-    the final choice is damaged.
-    """
-    checkpoints = Checkpoints(folder / "checkpoints")
-    newest, kept = checkpoints.newest_step(), checkpoints.steps()
-    if newest is None:
-        raise CheckpointError(f"{folder} holds no complete checkpoint: train first")
-    if options.step is not None and options.step not in kept:
-        raise CheckpointError(
-            f"{folder} has no checkpoint of step {options.step}: it keeps {_listed(kept)}"
-        )
-    if options.checkpoint == "ema" and training.result_tree == "params":
-        raise ConfigError(f"{folder} keeps no moving average: it was trained with ema_decay=0")
-    steps = [newest if options.step is None else options.step]
-    if options.checkpoint == "average":
-        steps = _last(checkpoints, training)
-    elif options.checkpoint == "best":
-        steps = [checkpoints.best_step() or newest]
-    elif options.checkpoint == "final" and options.step is None:
-        steps = _final(folder, kept)
-    tree = "params" if options.checkpoint == "last" else training.result_tree
-    return Weights(folder, steps, tree)
-
-
-def _final(folder: Path, kept: list[int]) -> list[int]:
-    """The steps that were chosen when training ended, or the newest one."""
-    steps = weights_of(folder).read(steps=list).get("steps", kept[-1:])
-    if not steps or not set(steps) <= set(kept):
-        raise CheckpointError(
-            f"{weights_of(folder).path} names the weights of step {_listed(steps)}, but the run "
-            f"keeps {_listed(kept)}: put the step back, or {_REMEDY}"
-        )
-    return steps
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps)) or "none"
+def select(folder: Path, options: RunOptions = FINAL) -> RunWeights:
+    """The weights of the run in `folder` that `options` name; raises as `select_weights` does."""
+    return select_weights(folder, options.checkpoint, options.step)
 
 
 def forget(folder: Path) -> None:
@@ -238,11 +153,3 @@ def read_result(folder: Path) -> TrainResult:
     validation = weights_of(folder).read(steps=list)
     validation.pop("tree", None)
     return TrainResult(folder, validation.pop("steps", []), validation, scores)
-
-
-def check_folder(folder: Path) -> None:
-    """Raises `ConfigError` unless `folder` is that of a run."""
-    if not folder.is_dir():
-        raise ConfigError(f"{folder} is not a folder: give --run the folder of a trained run")
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
 
 from jaxformer import storage
 from jaxformer.config import Checked, Natural, Positive, dotted_fields
@@ -13,8 +12,6 @@ from jaxformer.nn.int8 import quantize
 from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
-
-_Loaded = TypeVar("_Loaded", bound=Loaded)
 
 _OF_SEARCH = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 
@@ -59,7 +56,7 @@ def run_folders(run: str) -> list[Path]:
     return [whole] if whole.is_dir() or not names else [storage.to_path(name) for name in names]
 
 
-def load_members(load: Callable[[Path], _Loaded], run: str, *, int8: bool = False) -> _Loaded:
+def load_members(load: Callable[[Path], Loaded], run: str, *, int8: bool = False) -> Loaded:
     """The result of `load` for the folder `run`; of several folders, the first with their ensemble.
 
     Raises `ConfigError` for runs whose models or tokenizers differ.

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -100,8 +101,8 @@ def folder_of(root: str | Path, experiment: str, name: str) -> Path:
     return storage.to_path(root) / experiment / name
 
 
-def load_config(folder: str | Path, kind: type[T]) -> T:
-    """The configuration of the run in `folder`, a dataclass of type `kind`.
+def load_config(folder: str | Path, *kinds: type[T]) -> T:
+    """The configuration of the run in `folder`: the first dataclass of `kinds` with its fields.
 
     A field that is absent has its default. `ConfigError` names fields that are unknown, of
     another type, or absent though they have no default.
@@ -111,8 +112,9 @@ def load_config(folder: str | Path, kind: type[T]) -> T:
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
     content = config_files.read_object(path)
     check_trusted(content, path)
+    fits = (x for x in kinds if content.keys() <= {each.name for each in fields(x)})  # type: ignore[arg-type]
     try:
-        return from_plain(kind, content)
+        return from_plain(next(fits, kinds[0]), content)
     except ConfigError as error:
         raise ConfigError(
             f"{path}: {error}. If another version of jaxformer wrote it, use that one (env.json "

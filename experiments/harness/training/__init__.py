@@ -9,6 +9,7 @@ from experiments.harness.training.build import (
     MetricInputs,
     build_batches,
     build_loss,
+    build_model,
     user_metrics,
     with_values,
 )
@@ -33,6 +34,7 @@ __all__ = [
     "Task",
     "build_batches",
     "build_loss",
+    "build_model",
     "choose_weights",
     "describe_folder",
     "fit",

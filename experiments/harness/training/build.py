@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -27,18 +27,19 @@ from experiments.harness.training.training_config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from jaxformer.config import TransformerConfig, import_by_name, is_import_name, name_of
+from jaxformer.config import import_by_name, is_import_name, name_of
 from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
+from jaxformer.pretrained import Loaded
+from jaxformer.pretrained.model_specs import model_class
 from jaxformer.text.data import Batches
 from jaxformer.training import lora, optimizer
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, flatten, freeze, freeze_gradient
 from jaxformer.training.train_step import TrainState
 
-M = TypeVar("M", bound=nn.Module)
 C = TypeVar("C")
 
 DEVICE_CHECKS: list[Any] = []
@@ -113,11 +114,14 @@ def build_batches(config: Any, prepared: Any) -> Batches:
     return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
 
-def build_model(kind: Callable[..., M], sizes: TransformerConfig, training: TrainingConfig) -> M:
-    """The model of the class `kind` with attention function and block of `training`.
+def build_model(config: Any, *, has_head: bool = False) -> Any:
+    """The model of `config.model` with attention function and block of `config.training`.
 
-    A model that `training` names takes the place of `kind`, and is called as it is.
+    Its layers decide its class, or a model that `config.training` names. With `has_head` it is the
+    one below a head.
     """
+    sizes, training = config.model, config.training
+    kind: Any = model_class(sizes, has_head=has_head)
     if training.model:
         kind = import_by_name(training.model, "model")
     block = import_by_name(training.block, "block") if training.block else REMAT[training.remat]
@@ -243,17 +247,6 @@ def _custom_schedule(config: OptimizerConfig) -> optax.Schedule | None:
     return import_by_name(config.schedule, "schedule")(config)
 
 
-class Loaded(Protocol):
-    """The parts of a run that measure a loss: the experiment's `LoadedRun`."""
-
-    @property
-    def config(self) -> Any: ...
-    @property
-    def model(self) -> Any: ...
-    @property
-    def params(self) -> Any: ...
-
-
 def loss_sums(
     make_loss: Callable[..., Loss], loaded: Loaded, batches: Iterable[Any], **options: Any
 ) -> dict[str, float]:
@@ -298,8 +291,8 @@ def _evaluation(
 class MetricInputs(NamedTuple):
     """The input of a metric of your own."""
 
-    loaded: Any
-    """The experiment's `LoadedRun`: config, model, params and tokenizers."""
+    loaded: Loaded
+    """The run: config, model, params and tokenizers."""
     text: Any
     """The text as the experiment has it: `Text` of translation, `Encoded` of language modelling."""
     scores: Mapping[str, float]

@@ -174,7 +174,7 @@ def _initialized(
 ) -> tuple[TrainState, list[int]]:
     """`state` with the parent's weights, and the steps whose mean they are."""
     theirs: Any = run_folder.load_config(parent.folder, type(config))
-    weights = checkpoint_selection.select(parent.folder, theirs.training, parent.options)
+    weights = checkpoint_selection.select(parent.folder, parent.options)
     is_stacked, needs_stacked = theirs.model.scan_layers, config.model.scan_layers
     if is_stacked == needs_stacked:
         params = weights.read(devices)

@@ -15,7 +15,6 @@ from experiments.harness.training.rows import LabelledBatch
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
-from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
@@ -42,8 +41,7 @@ class Scored(NamedTuple):
 
 def backbone(config: FinetuneConfig) -> nn.Module:
     """The model below a head: that of the run or folder that is learned from."""
-    kind = DecoderOnly if config.objective == "causal" else EncoderOnly
-    return build.build_model(kind, config.model, config.training)
+    return build.build_model(config, has_head=True)
 
 
 def write_facts(folder: Path, facts: Any) -> None:

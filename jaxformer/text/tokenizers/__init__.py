@@ -9,6 +9,7 @@ own tokenizer.
 
 from jaxformer.text.tokenizers.languages import Languages, Template
 from jaxformer.text.tokenizers.load_tokenizer import (
+    digest,
     has_tokenizer,
     load,
     load_pair,
@@ -38,6 +39,7 @@ __all__ = [
     "SpecialTokens",
     "Template",
     "Tokenizer",
+    "digest",
     "has_tokenizer",
     "load",
     "load_standard",

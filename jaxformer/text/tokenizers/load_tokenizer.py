@@ -1,5 +1,7 @@
 """Tokenizers from files: those trained here, and those published with a model's weights."""
 
+import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -98,6 +100,13 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
         return source, source
     return source, _of_folder(path, partial(_read_marian, side="target"))
+
+
+def digest(folder: str | os.PathLike[str]) -> str:
+    """SHA-256 (hex) of the files of the tokenizers in `folder`: the same in all versions."""
+    paths = sorted(to_path(folder).glob("*.json"), key=lambda path: path.name)
+    files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+    return hashlib.sha256(json.dumps(files).encode()).hexdigest()
 
 
 def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
