@@ -1,56 +1,56 @@
 """The READMEs and guides are true: their commands parse, what they name or link exists."""
 
-import importlib
 import re
+import runpy
 import shlex
+import sys
+import warnings
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import jaxformer as jf
 from experiments import sweep
 from experiments.harness import cli
+from experiments.harness.cli import command_line
+from experiments.harness.cli.config_files import settings
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.plan import presets_of
-from experiments.runs import COMMANDS as RUNS_COMMANDS
-from experiments.torch_reference.compare import presets as compare_presets
 from experiments.translation.presets import PRESETS
 from tests.documents import PAGES, ROOT, blocks, prose
 
 COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`<>|])*)"""
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
+COMMANDS.remove(("examples.inside_flax", ""))  # which reads no options: test_examples.py runs it
+
+PARSED = 97
 
 
-POSITIONAL = {
-    **{f"runs {word}": "runs" for word in RUNS_COMMANDS},
-    "results": "runs",
-    "plan": "experiment",
-}
+@cache
+def offered(command: str, args: str) -> set[str]:
+    """The names of the options of a command, which is typed and ends when `args` are read."""
+    words = shlex.split(args.replace("my_package.train", "translation"))
+    for option in ("--config", "--resume", "--continue_from"):  # a run that a reader has made
+        if option in words:
+            del words[words.index(option) : words.index(option) + 2]
+    names, parse = set(), cli.parse
+    if command == "sweep":
+        names, words = set(settings(sweep.SweepOptions())), words or ["translation"]
 
+    def parse_only(presets: dict, *more: Any, **named: Any) -> None:
+        names.update(settings(next(iter(presets.values()))))
+        parse(presets, *more, **named)
+        raise SystemExit(PARSED)
 
-def options_of(command: str) -> dict:
-    """The presets that a command chooses from, or its options under the name "default"."""
-    presets = {
-        "translation.prepare": PRESETS,
-        "translation.train": PRESETS,
-        "language_modelling.prepare": LANGUAGE_PRESETS,
-        "language_modelling.train": LANGUAGE_PRESETS,
-        "plan": presets_of("translation"),
-        "plan language_modelling": presets_of("language_modelling"),
-        "sweep": {"default": sweep.SweepOptions()},
-        **{f"runs {word}": {"default": each.options} for word, each in RUNS_COMMANDS.items()},
-        "torch_reference.train_gpt": LANGUAGE_PRESETS,
-        "torch_reference.train_translation": PRESETS,
-        "torch_reference.compare": compare_presets(),
-    }
-    if command in presets:
-        return presets[command]
-    module = importlib.import_module(f"experiments.{command}")
-    if hasattr(module, "PRESETS"):
-        return module.PRESETS
-    # The last such name: a module defines its own options after what it imports.
-    *_, options = (value for key, value in vars(module).items() if key.endswith("Options"))
-    return {"default": options()}
+    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
+        patch.setattr(cli, "parse", parse_only)
+        patch.setattr(command_line, "parse", parse_only)
+        patch.setattr(sys, "argv", [command, *words])
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(f"experiments.{command}", run_name="__main__")
+    assert end.value.code == PARSED
+    return names
 
 
 def slugs(text: str) -> set[str]:
@@ -106,27 +106,13 @@ def test_what_a_readme_names_or_links_exists(page):
 def test_a_command_of_a_readme_parses(command, args):
     if "gs://" in args:
         pytest.importorskip("gcsfs", reason="needs the extra buckets")
-    words = shlex.split(args)
-    for option in ("--config", "--resume"):  # they name a run that a reader has made
-        if option in words:
-            del words[words.index(option) : words.index(option) + 2]
-    if command == "runs":
-        word = words.pop(0) if words and words[0] in RUNS_COMMANDS else "list"
-        command = f"runs {word}"
-    positional = POSITIONAL.get(command, "")
-    if command == "sweep" and words:
-        sweep.parse([words[0].replace("my_package.train", "translation"), *words[1:]])
-        return
-    if command == "plan" and words[:1] == ["language_modelling"]:
-        command = f"{command} {words[0]}"
-    cli.parse(options_of(command), words, positional=positional)
+    offered(command, args)
 
 
 def test_an_option_that_a_readme_names_exists():
     known = {"preset", "config", "resume", "help", "trust_code"}
-    named = {command for command, _ in COMMANDS} - {"runs"}
-    for command in named | {f"runs {word}" for word in RUNS_COMMANDS}:
-        for name in cli.config_files.settings(next(iter(options_of(command).values()))):
+    for command, args in COMMANDS:
+        for name in offered(command, args) if "gs://" not in args else ():
             group, dot, last = name.rpartition(".")
             known |= {name, group, f"{group}{dot}no_{last}"}
     written = {
