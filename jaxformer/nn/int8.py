@@ -35,10 +35,8 @@ def quantize(model: nn.Module, params: Any) -> Any:
     for path in leaves.keys() & axes.keys():
         leaf, kind, name = leaves[path], axes[path].module or object, path.rpartition("/")[2]
         if name == "table" and issubclass(kind, Embedding):
-            leaves[path] = quantize_matrix(leaf, 1)
-        elif name == "kernel" and issubclass(kind, LMHead):
-            leaves[path] = quantize_matrix(leaf, 0)
-        elif name == "kernel" and issubclass(kind, Dense):
+            leaves[path] = quantize_matrix(leaf)
+        elif name == "kernel" and issubclass(kind, Dense | LMHead):
             size, _ = axes[path].matrix_shape(leaf.shape)
             of_layer = partial(_of_outputs, inputs=size)
             leaves[path] = jax.vmap(of_layer)(leaf) if axes[path].layers else of_layer(leaf)
@@ -46,5 +44,5 @@ def quantize(model: nn.Module, params: Any) -> Any:
 
 
 def _of_outputs(kernel: jax.Array, inputs: int) -> QuantizedMatrix:
-    """`kernel` as [outputs, inputs]: a CPU is faster where the inputs are next to each other."""
-    return quantize_matrix(kernel.reshape(inputs, -1).T, 1)
+    """`kernel` as [outputs, inputs]."""
+    return quantize_matrix(kernel.reshape(inputs, -1).T)

@@ -33,18 +33,17 @@ ALIGNED_ROWS = 1024
 class QuantizedMatrix:
     """A matrix of 8-bit integers with one scale for each of O outputs.
 
-    `values` [O, I] or [I, O] int8 has the I inputs on axis `inputs`; `scale` [O] is float32. The
-    largest value of each output is 127 or -127.
+    `values` [O, I] are int8, `scale` [O] is float32. The largest value of each output is 127 or
+    -127. The inputs are next to each other: a CPU multiplies other layouts in 32 bits, as a copy.
     """
 
     values: Array
     scale: Array
-    inputs: int = struct.field(pytree_node=False)
 
     @property
     def T(self) -> "QuantizedMatrix":  # noqa: N802  (the name of an array's transpose)
-        """The transposed matrix; the inputs stay the inputs."""
-        return QuantizedMatrix(self.values.T, self.scale, 1 - self.inputs)
+        """The matrix itself: inputs stay inputs, also where a table is used for logits."""
+        return self
 
 
 def dense(
@@ -284,10 +283,10 @@ def is_quantized(leaf: Any) -> bool:
     return isinstance(leaf, QuantizedMatrix)
 
 
-def quantize_matrix(matrix: Float[Array, "rows columns"], inputs: int) -> QuantizedMatrix:
-    """`matrix` in int8 per output, scale max / 127; the inputs are on axis `inputs`."""
-    values, scale = _quantize(matrix, inputs)
-    return QuantizedMatrix(values, scale.squeeze(inputs), inputs)
+def quantize_matrix(matrix: Float[Array, "O I"]) -> QuantizedMatrix:
+    """`matrix` in int8 per output, scale max / 127."""
+    values, scale = _quantize(matrix)
+    return QuantizedMatrix(values, scale[:, 0])
 
 
 def take_rows(
@@ -304,19 +303,17 @@ def int8_matmul(x: Float[Array, "R I"], matrix: QuantizedMatrix) -> Float[Array,
 
     The plain twin is a float product of rows and matrix, both rounded as `quantize_matrix` does.
     """
-    values, scale = _quantize(x, 1)
+    values, scale = _quantize(x)
     if len(x) == 1:  # XLA on a CPU takes 20 times as long for one row as for two
         values = jnp.pad(values, ((0, 1), (0, 0)))
-    axes = ((1,), (matrix.inputs,)), ((), ())
+    axes = ((1,), (1,)), ((), ())
     sums = jax.lax.dot_general(values, matrix.values, axes, preferred_element_type=jnp.int32)
     return sums[: len(x)].astype(jnp.float32) * scale * matrix.scale[None]
 
 
-def _quantize(
-    x: Float[Array, "rows columns"], axis: int
-) -> tuple[Int8[Array, "rows columns"], Float[Array, "..."]]:
-    """int8 values and a scale, whose product is about `x`; the scale has size 1 on `axis`."""
+def _quantize(x: Float[Array, "R I"]) -> tuple[Int8[Array, "R I"], Float[Array, "R 1"]]:
+    """int8 values and a scale of each row, whose product is about `x`."""
     x = x.astype(jnp.float32)
-    scale = jnp.abs(x).max(axis, keepdims=True) / 127
+    scale = jnp.abs(x).max(1, keepdims=True) / 127
     scale = jnp.where(scale > 0, scale, 1.0)
     return jnp.round(x / scale).astype(jnp.int8), scale

@@ -1,6 +1,7 @@
 """Models as the weight maps see them: the kind of a model and its config."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
@@ -11,8 +12,10 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly, Model
+from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly, Model
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import AttentionFn
 from jaxformer.pretrained.weight_map import Shape
 
@@ -180,7 +183,13 @@ def _trace_shapes(model: nn.Module) -> dict[str, Shape]:
             inputs = (tokens, tokens > 0)
         case _:
             inputs = (tokens,)
-    params = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs)["params"])
+    scanned = model
+    if isinstance(model, DecodingModel) and model.block is Block and not model.config.scan_layers:
+        # Its equal layers are traced once.
+        scanned = model.clone(config=replace(model.config, scan_layers=True))
+    params = jax.eval_shape(lambda: scanned.init(jax.random.key(0), *inputs)["params"])
+    if scanned is not model:
+        params = jax.eval_shape(unstack_blocks, params)
     leaves: dict[str, Any] = flatten_dict(params, sep="/")
     return {path: leaf.shape for path, leaf in leaves.items()}
 
