@@ -123,7 +123,9 @@ def begin(base, parent, tmp_path):
         run = SimpleNamespace(
             config=config, checkpoints=checkpoints, devices=devices, folder=tmp_path
         )
-        return take_over(run, model, devices.abstract(init), fingerprint)
+        batches = SimpleNamespace(fingerprint=fingerprint)
+        task = SimpleNamespace(model=model, batches=batches, read_start=None)
+        return take_over(run, task, devices.abstract(init))
 
     return begin
 

@@ -211,7 +211,7 @@ def begun(config, state, devices):
     run = SimpleNamespace(
         config=config, devices=devices, checkpoints=no_checkpoints, folder=Path("nowhere")
     )
-    return initialization.take_over(run, None, state, "")
+    return initialization.take_over(run, SimpleNamespace(read_start=None), state)
 
 
 def test_a_run_begins_with_the_weights(folder):

@@ -1,8 +1,7 @@
 """The start of a run: the weights of another run (init_from), or its state (continue_from)."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -108,142 +107,114 @@ def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
     init, step = task.make_step(run.config, task.model, batch, run.devices)
     with display.phase("creating the model"):
         state = run.devices.init(init)
-    if task.read_start is not None and not run.config.continue_from:
-        return run, _begun(run, task.read_start, state), step
-    return run, take_over(run, task.model, state, task.batches.fingerprint), step
+    return run, take_over(run, task, state), step
 
 
-def _begun(run: OpenRun, read: Callable[[Strategy], Any], state: TrainState) -> TrainState:
-    """`state` with the parameters that a task reads."""
-    if run.checkpoints.steps():
-        return state
-    source = run.config.init_from
-    with display.phase(f"reading {source}"):
-        params = read(run.devices)
-    if distributed.is_first():
-        parent_record(run.folder).write({"how": "init_from", "run": source, "steps": []})
-    if params is None:
-        return state
-    make = Partial(partial(jax.tree.map, partial(jnp.array, dtype=jnp.float32)), params)
-    return with_loaded(run.config, state, make, run.devices, source, is_part=True)
-
-
-def take_over(run: OpenRun, model: Any, state: TrainState, fingerprint: str) -> TrainState:
+def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
     """`state`, the first one of `run`, with what it takes over from where it starts.
 
     A run with a checkpoint of its own goes on from that instead. Raises `ConfigError` for
     parameters of other shapes, and as `_continued` does.
     """
-    config = run.config
-    parent = parent_of(config)
-    if run.checkpoints.steps():
-        return state
-    if parent is None:
-        is_folder = config.init_from and not is_begun(run.folder)
-        return _pretrained(config, state, run.devices) if is_folder else state
-    with display.phase(f"reading {parent.folder}"):
-        if config.continue_from:
-            state, steps = _continued(config, state, parent, fingerprint)
-        else:
-            state, steps = _initialized(config, model, state, parent, run.devices)
+    config, parent, steps = run.config, parent_of(run.config), []
     option = "continue_from" if config.continue_from else "init_from"
-    numbers = ", ".join(map(str, steps))
-    display.say(f"{option.replace('_', ' ')} {parent.folder}, step {numbers}")
-    if distributed.is_first():
-        record = {"how": option, "run": str(parent.folder), "steps": steps}
-        parent_record(run.folder).write(record)
+    source = getattr(config, option)
+    if not source or run.checkpoints.steps():
+        return state
+    with display.phase(f"reading {source}"):
+        if config.continue_from:
+            state, steps = _continued(config, state, parent, task.batches.fingerprint)
+        elif task.read_start is not None:
+            params, is_stacked = task.read_start(run.devices), config.model.scan_layers
+        elif parent is None:  # each device reads only its parts from the files
+            params, is_stacked = load_pretrained(source, strategy=run.devices).params, False
+        else:
+            params, is_stacked, steps = _read_run(config, task.model, parent, run.devices)
+    if not config.continue_from and params is not None:
+        is_part = task.read_start is not None
+        state = with_loaded(config, state, params, run.devices, is_stacked, is_part=is_part)
+    if steps:
+        display.say(f"step {', '.join(map(str, steps))} of {source}")
+    if distributed.is_first() and (parent or task.read_start):
+        folder = str(parent.folder) if parent else source
+        parent_record(run.folder).write({"how": option, "run": folder, "steps": steps})
     return state
 
 
-def _pretrained(config: Any, state: TrainState, devices: Strategy) -> TrainState:
-    """`state` with the parameters of the folder of `transformers` that `config` starts from.
-
-    Each device reads only its parts from the files.
-    """
-
-    def arranged(params: Any) -> Any:  # copies, because a step donates its state's buffers
-        params = jax.tree.map(partial(jnp.array, dtype=jnp.float32), params)
-        return stack_blocks(params) if config.model.scan_layers else params
-
-    params: Any = load_pretrained(config.init_from, strategy=devices).params
-    return with_loaded(config, state, Partial(arranged, params), devices, config.init_from)
-
-
-def _initialized(
-    config: Any, model: Any, state: TrainState, parent: Parent, devices: Strategy
-) -> tuple[TrainState, list[int]]:
-    """`state` with the parent's weights, and the steps whose mean they are."""
-    theirs: Any = run_folder.load_config(parent.folder, type(config))
+def _read_run(
+    config: Any, model: Any, parent: Parent, devices: Strategy
+) -> tuple[Any, bool, list[int]]:
+    """The parent's weights, whether their blocks are stacked, and the steps whose mean they are."""
+    parent_config: Any = run_folder.load_config(parent.folder, type(config))
     weights = checkpoint_selection.select(parent.folder, parent.options)
-    is_stacked, needs_stacked = theirs.model.scan_layers, config.model.scan_layers
-    if is_stacked == needs_stacked:
-        params = weights.read(devices)
-    else:  # stacked parameters are divided in another way
+    is_stacked = parent_config.model.scan_layers
+    if is_stacked != config.model.scan_layers:  # stacked parameters are divided in another way
         stored = model.clone(config=replace(model.config, scan_layers=is_stacked))
-        params = weights.read(devices.for_model(stored))
-
-    def arranged(params: Any) -> Any:  # copies, because a step donates its state's buffers
-        params = jax.tree.map(jnp.array, params)
-        if is_stacked == needs_stacked:
-            return params
-        return stack_blocks(params) if needs_stacked else unstack_blocks(params)
-
-    make = Partial(arranged, params)
-    return with_loaded(config, state, make, devices, parent.folder), weights.steps
+        devices = devices.for_model(stored)
+    return weights.read(devices), is_stacked, weights.steps
 
 
 def with_loaded(
     config: Any,
     state: TrainState,
-    make: Callable[[], Any],
+    params: Any,
     devices: Strategy,
-    source: Any,
+    is_stacked: bool,
     *,
     is_part: bool = False,
 ) -> TrainState:
-    """`state` with the parameters make() of the folder `source`; `make` is a pytree.
+    """`state` with `params`, of stacked blocks or not, of what `config.init_from` names.
 
-    With a block of the user's own, and where they are a part of the model, parameters that `source`
-    lacks keep their first values. Raises `ConfigError` for parameters of other shapes.
+    With a block of the user's own, and where they are a part of the model, parameters that it lacks
+    keep their first values. Raises `ConfigError` for parameters of other shapes.
     """
-    loaded, first = jax.eval_shape(make), without_adapters(state.params)
-    needed = set(flatten(first) if is_part else flatten(loaded))  # a head may be left out
-    shapes = {path: leaf for path, leaf in flatten(loaded).items() if path in needed}
-    stored = shapes if config.training.block or is_part else flatten(first)
-    new = {path: leaf for path, leaf in flatten(first).items() if path not in stored}
+
+    def arranged(params: Any) -> Any:
+        if is_stacked == config.model.scan_layers:
+            return params
+        return unstack_blocks(params) if is_stacked else stack_blocks(params)
+
+    first = flatten(without_adapters(state.params))
+    loaded = flatten(jax.eval_shape(arranged, params))
+    shapes = {path: x for path, x in loaded.items() if path in first or not is_part}
+    may_lack = config.training.block or is_part
+    new = {path: x for path, x in first.items() if path not in shapes} if may_lack else {}
     if new:
-        display.say(f"not in {source}, so they start anew: {', '.join(new)}")
-    check_shapes(source, unflatten_dict(shapes | new, sep="/"), first)
+        display.say(f"not in {config.init_from}, so they start anew: {', '.join(new)}")
+    check_shapes(config.init_from, shapes | new, first)
 
-    def merged(make: Callable[[], Any], new: dict[str, Any]) -> Any:
+    def merged(params: Any, new: dict[str, Any]) -> Any:
+        known = flatten(arranged(params)) | new
         # copies, because a step donates its state's buffers
-        known = {path: x for path, x in flatten(make()).items() if path in needed}
-        return unflatten_dict(known | jax.tree.map(jnp.array, new), sep="/")
+        copies = {path: jnp.array(known[path], dtype=x.dtype) for path, x in first.items()}
+        return unflatten_dict(copies, sep="/")
 
-    make = Partial(merged, make, new)
+    make = Partial(merged, params, new)
     return build.with_params(state, config.training, lambda: devices.init(make))
 
 
-def check_shapes(folder: Path, params: Any, needed: Any) -> None:
+def check_shapes(source: Any, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
     """Raises `ConfigError`, naming the first, for parameters of a run that have other shapes."""
-    given, wanted = ({p: x.shape for p, x in flatten(tree).items()} for tree in (params, needed))
-    wrong = sorted(p for p in given | wanted if given.get(p) != wanted.get(p))
+    shapes, needed = ({path: x.shape for path, x in tree.items()} for tree in (given, wanted))
+    wrong = sorted(p for p in shapes | needed if shapes.get(p) != needed.get(p))
     if wrong:
         path = wrong[0]
         raise ConfigError(
-            f"{folder} does not fit this model: {path} is {given.get(path, 'absent')} there, but "
-            f"{wanted.get(path, 'absent')} here ({len(wrong)} parameters differ): use its sizes"
+            f"{source} does not fit this model: {path} is {shapes.get(path, 'absent')} there, but "
+            f"{needed.get(path, 'absent')} here ({len(wrong)} parameters differ): use its sizes"
         )
 
 
 def _continued(
-    config: Any, state: TrainState, parent: Parent, fingerprint: str
+    config: Any, state: TrainState, parent: Parent | None, fingerprint: str
 ) -> tuple[TrainState, list[int]]:
     """The state of the parent, with the peak learning rate of `state`, and its step.
 
     Raises `ConfigError` where the parent was trained on other batches, has done all steps of
     `config`, or is asked for a mean of checkpoints, `CheckpointError` for another optimizer.
     """
+    if parent is None:
+        refuse_parent("continue_from", config.continue_from)
     if parent.options.checkpoint not in ("final", "last"):
         raise ConfigError(
             f"continue_from={config.continue_from!r} asks for weights without an optimizer state: "
@@ -262,9 +233,9 @@ def _continued(
             f"{parent.folder} is at step {step} already, but optimizer.total_steps="
             f"{config.optimizer.total_steps}: give more steps"
         )
-    ours = flatten(state.opt_state)
+    own = flatten(state.opt_state)
 
-    def own_rate(path: str, leaf: Any) -> Any:
-        return ours[path] if path.endswith("learning_rate") else leaf
+    def with_rate(path: str, leaf: Any) -> Any:
+        return own[path] if path.endswith("learning_rate") else leaf
 
-    return restored.replace(opt_state=map_with_path(own_rate, restored.opt_state)), [step]
+    return restored.replace(opt_state=map_with_path(with_rate, restored.opt_state)), [step]
