@@ -41,9 +41,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import import_by_name, to_plain
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.pipelines.batching import pad_right
-from jaxformer.text.data import PairBatch
-from jaxformer.text.tokenizers import BOS, EOS, PAD
+from jaxformer.text.tokenizers import EOS, PAD
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
 from tests.experiments.commands import call, metrics_of
@@ -232,7 +230,7 @@ def test_loggers_get_every_line_and_one_that_fails_is_named_once_while_training_
     assert (language.folder / "own.log").read_text().splitlines() == [*steps, "closed"]
 
 
-def test_documents_and_a_tokenizer_of_ones_own_are_prepared(language):
+def test_texts_and_a_tokenizer_of_ones_own_are_prepared(language, tmp_path):
     prepared = language_prepare.prepare(language.config, language.folder)
     text = "".join(b for t in own_parts.texts() for b in t)
     assert prepared.train.amount.bytes + prepared.validation.amount.bytes == len(text)
@@ -240,16 +238,14 @@ def test_documents_and_a_tokenizer_of_ones_own_are_prepared(language):
     assert again.decode(again.encode("A")) == "A" and again.vocab_size == 4 + 26 + 1
     batches = build.build_batches(language.config, prepared)
     assert batches.batch(2, lambda count: ROWS).tokens[:, 0].tolist() == [3, 5]
-
-
-def test_other_documents_are_another_text(language, tmp_path):
-    texts = [
-        language_prepare.prepare(
-            build.with_values(language.config, dataset=dataset), tmp_path / name
-        )
-        for name, dataset in (("one", own_parts.texts), ("other", own_parts.other_texts))
-    ]
-    assert texts[0].train.tokens.fingerprint != texts[1].train.tokens.fingerprint
+    other = build.with_values(language.config, dataset=own_parts.other_texts)
+    other = language_prepare.prepare(other, tmp_path / "other").train.tokens.fingerprint
+    assert other != prepared.train.tokens.fingerprint
+    config = replace(TRANSLATION_PRESETS["grammar"], runs=str(tmp_path / "runs"))
+    config = build.with_values(config, dataset=own_parts.pairs, tokenizer=own_parts.upper)
+    pairs = translation_prepare.prepare(config, tmp_path / "pairs")
+    assert pairs.target_tokenizer.vocab_size == 4 + 26 + 1
+    assert len(pairs.batches.source) + len(pairs.validation.source) == 997
 
 
 def test_a_plan_counts_the_parameters_of_the_model_that_is_trained(
@@ -273,25 +269,21 @@ def test_a_resumed_run_may_not_change_a_function_of_ones_own(language):
 
 
 def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation):
-    logged = metrics_of(translation.folder, "validation_loss")[-1]
-    paths = (translation.root / f"validation.{side}" for side in ("source", "target"))
-    tokenizer, params = translation.loaded.tokenizer, translation.loaded.params
-    source, target = (tokenizer.encode_batch(path.read_text().splitlines()) for path in paths)
-    batch = PairBatch(
-        pad_right([ids + [EOS] for ids in source], 3, 19),
-        pad_right([[BOS, *ids, EOS] for ids in target], 3, 20),
-        np.arange(3, dtype=np.int32),
-    )
-    losses = [seq2seq_loss(translation.model, pad=PAD, label_smoothing=x) for x in (0.0, 0.1)]
-    both = jax.jit(lambda params: [loss(params, batch, None) for loss in losses])
-    (plain, tokens), (smoothed, _) = both(params)
+    logged, loaded = metrics_of(translation.folder, "validation_loss")[-1], translation.loaded
+    text = translation_prepare.prepare(loaded.config, translation.folder).validation
+    batches = list(score_text._batches(loaded, text))
+    plain = build.loss_sums(seq2seq_loss, loaded, batches, pad=PAD)
+    own = {"pad": PAD, "label_smoothing": 0.1}
+    own = build.loss_sums(own_parts.doubled_seq2seq_loss, loaded, batches, **own)
+    assert own["loss"] != pytest.approx(2.0 * plain["loss"]), "it is smoothed"
+    targets = [loaded.tokenizer.encode(line) for line in text.target]
     expected = {
-        "validation_loss": plain / tokens,
-        "validation_custom_loss": 2.0 * smoothed / tokens,
-        "validation_ids": (sum(map(sum, target)) + 3 * EOS) / tokens,
+        "validation_loss": plain["loss"] / plain["tokens"],
+        "validation_custom_loss": own["loss"] / own["tokens"],
+        "validation_ids": (sum(map(sum, targets)) + 3 * EOS) / own["tokens"],
     }
     for name, value in expected.items():
-        assert logged[name] == pytest.approx(float(value), rel=1e-5), name
+        assert logged[name] == pytest.approx(value, rel=1e-5), name
 
 
 def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(translation, tmp_path):
@@ -323,14 +315,6 @@ def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
     for name, found in (("validation-1", logged), ("test", scored)):
         made = read_table(translation.folder / "samples" / f"{name}.tsv")["model"]
         assert found == sum(len(text.split()) for text in made) / len(made)
-
-
-def test_pairs_and_a_tokenizer_of_ones_own_are_prepared(tmp_path):
-    config = replace(TRANSLATION_PRESETS["grammar"], runs=str(tmp_path / "runs"))
-    config = build.with_values(config, dataset=own_parts.pairs, tokenizer=own_parts.upper)
-    prepared = translation_prepare.prepare(config, tmp_path / "pairs")
-    assert prepared.target_tokenizer.vocab_size == 4 + 26 + 1
-    assert len(prepared.batches.source) + len(prepared.validation.source) == 997
 
 
 # Without a run
@@ -401,30 +385,21 @@ def test_errors_of_closing_and_of_logging_are_one_warning_each_logger(capsys):
     assert capsys.readouterr().err.count("the logger Broken failed: RuntimeError: away") == 2
 
 
-def updates(rule, params):
-    """What `rule` makes of gradients equal to `params`, in its second step."""
-
-    def second(params):
-        _, state = rule.update(params, rule.init(params), params)
-        return rule.update(params, state, params)[0]
-
-    return jax.jit(second)(params)
-
-
-def test_a_schedule_of_ones_own_moves_an_optimizer_of_the_library():
+def test_a_schedule_and_an_optimizer_of_ones_own_move_what_is_not_frozen():
     base = replace(PRESETS["python_stdlib"].optimizer, name="adam", weight_decay=0.0)
-    params = {"kernel": np.ones((2, 3), np.float32)}
-    found = updates(build.build_optimizer(replace(base, schedule=f"{HERE}:halving")), params)
-    expected = -base.learning_rate / 8 / 2 * np.ones((2, 3))
-    np.testing.assert_allclose(found["kernel"], expected, rtol=1e-4)
-
-
-def test_an_optimizer_of_ones_own_leaves_frozen_parameters_alone():
-    base = PRESETS["python_stdlib"].optimizer
-    config = replace(base, name=f"{HERE}:plain_descent", freeze="frozen/")
     params = {name: {"kernel": np.ones((2, 3), np.float32)} for name in ("frozen", "trained")}
-    found = updates(build.build_optimizer(config), params)
-    assert np.all(found["frozen"]["kernel"] == 0) and np.all(found["trained"]["kernel"] != 0)
+    eighth, half = -base.learning_rate / 8, f"{HERE}:halving"
+    for name, moved in (("adam", eighth / 2), (f"{HERE}:plain_descent", eighth / 2)):
+        config = replace(base, name=name, schedule=half, freeze="frozen/")
+        rule = build.build_optimizer(config)
+
+        def second(params, rule=rule):
+            _, state = rule.update(params, rule.init(params), params)
+            return rule.update(params, state, params)[0]
+
+        found = jax.jit(second)(params)
+        np.testing.assert_array_equal(found["frozen"]["kernel"], 0.0)
+        np.testing.assert_allclose(found["trained"]["kernel"], moved, rtol=1e-4)
 
 
 def test_batches_that_overfit_are_the_first_two_again_and_again():

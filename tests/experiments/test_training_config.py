@@ -151,22 +151,18 @@ def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [LANGUAGE, METHODS], ids=["language", "translation"])
-def test_an_experiment_learns_the_same_on_any_devices_and_may_change_them(words, tmp_path):
+def test_a_run_may_change_its_devices_when_it_resumes_and_learns_the_same(tmp_path):
     rng = np.random.default_rng(3)
     for name, lines in (("a.txt", 83), ("b.txt", 7)):
         texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(lines))
         (tmp_path / name).write_text("\n".join(texts) + "\n")
+    words = f"{METHODS} --optimizer.schedule constant"
     alone = trained(tmp_path, words, "one", "--strategy", "single")
     mesh = "--strategy", "sharded", "--mesh", "data=2,tensor=2"
-    half = "--optimizer.total_steps", "7", "--optimizer.schedule", "constant"
-    copies = trained(tmp_path, words, "copies")
-    parts = trained(tmp_path, words, "parts", *mesh)
-    trained(tmp_path, words, "both", *mesh, *half)
-    both = trained(tmp_path, words, "both", "--strategy", "replicated", *half[2:])
-    constant = trained(tmp_path, words, "constant", *half[2:])
-    for found, expected in ((copies, alone), (parts, alone), (both, constant)):
-        assert [line["step"] for line in found][-1] == 11
-        found = {line["step"]: line["loss"] for line in found if "loss" in line}
-        expected = {line["step"]: line["loss"] for line in expected if "loss" in line}
-        assert found == pytest.approx(expected, rel=1e-5)
+    trained(tmp_path, words, "both", *mesh, "--optimizer.total_steps", "7")
+    both = trained(tmp_path, words, "both", "--strategy", "replicated")
+    assert [line["step"] for line in both][-1] == 11
+    found, expected = (
+        {line["step"]: line["loss"] for line in lines if "loss" in line} for lines in (both, alone)
+    )
+    assert found == pytest.approx(expected, rel=1e-5)

@@ -10,9 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
@@ -52,13 +50,7 @@ class SharedStep:
         key = with_fields(config, SAME_STEP | endless)
         init, step = self.train.make_init_and_step(config, model, batch, devices)
         begin, step = self.programs.setdefault(key, (init.func, step))
-        where = NamedSharding(devices.mesh, PartitionSpec())
-
-        def shared(state: Any, batch: Any) -> Any:
-            # A step is traced anew for a state that was read from a file, as it lacks the mesh.
-            return step(jax.device_put(state, where), batch)
-
-        return Partial(begin, *init.args), shared
+        return Partial(begin, *init.args), step
 
 
 shared_step = cache(SharedStep)
