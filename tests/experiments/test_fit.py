@@ -21,6 +21,7 @@ from experiments.harness.training.session import OpenRun, choose_weights
 from experiments.harness.training.task import Cost, EvaluationResult, StoppingMetric, Task
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, Diverged
 from jaxformer.training.train_step import init_train_state, make_train_step
@@ -58,29 +59,22 @@ def task_of(evaluate=evaluate, **changes):
     return Task(**given | {"evaluate": evaluate} | changes)
 
 
-class AsTheyAre:
-    """Devices that get batches as they are."""
-
-    num_shards = 1
-    shardings = staticmethod(single().shardings)
-
-    def make_batch(self, make, parts):
-        return make(None)
-
-
 def run_in(folder, checkpoints, total=TOTAL, **training):
     options = {"log_every": 2, "save_every": 5, "evaluate_every": 5, "average_checkpoints": 1}
     watched = StoppingMetric("validation_loss", 1.0)
     settings = TrainingConfig(**options | training)
     config = SimpleNamespace(
-        training=settings, optimizer=OptimizerConfig(total_steps=total), profile=False
+        training=settings,
+        optimizer=OptimizerConfig(total_steps=total),
+        model=TransformerConfig(7, 8, 16, 2),
+        profile=False,
     )
     return OpenRun(
         watched=watched,
         checkpoints=checkpoints,
         log=Run(folder),
         config=config,
-        devices=AsTheyAre(),
+        devices=single(),
     )
 
 
@@ -233,12 +227,10 @@ def test_checkpoints_of_other_batches_are_refused(tmp_path):
 
 
 def test_a_resumed_training_compiles_its_step_once(tmp_path, compiled):
-    devices = single()
-
     def placed(total):
         with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
             run = run_in(tmp_path, checkpoints, total=total, evaluate_every=0)
-            step, state = jax.jit(make_train_step(loss, OPTIMIZER)), devices.init(first_state)
+            step, state = jax.jit(make_train_step(loss, OPTIMIZER)), run.devices.init(first_state)
             before, saw = compiled[0], []
 
             def counted(*args):
@@ -246,7 +238,7 @@ def test_a_resumed_training_compiles_its_step_once(tmp_path, compiled):
                 saw.append(compiled[0] - before)
                 return result
 
-            fit(replace(run, devices=devices), counted, state, task_of())
+            fit(run, counted, state, task_of())
             return saw
 
     fresh, resumed = placed(5), placed(8)

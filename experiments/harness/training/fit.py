@@ -32,6 +32,7 @@ from experiments.harness.training.task import (
     due,
     sample_lines,
 )
+from experiments.harness.training.utilization import peak_of
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import agreed, assert_processes_agree
@@ -72,8 +73,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
 
     if number < total and not stopping.should_stop(training.patience):
         checkpoint_selection.forget(run.folder)  # it may name steps that go now
-    repeated = run.watched.name if run.watched is not None and evaluates() else None
-    log.resume(number, without=repeated)
+    log.resume(number, without=run.watched.name if evaluates() else None)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
     if config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")
@@ -86,7 +86,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 log_every=training.log_every,
                 pause_every=training.evaluate_every,
                 learning_rates=learning_rates(config.optimizer),
-                peak=run.peak,
+                peak=peak_of(run.devices, config.model.dtype).total,
             )
         )
 
@@ -139,7 +139,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             best = stopping.is_best(number)
             if (last or stop or best) and not regular:
                 save(as_best=best)
-            if last and number < total and run.watched is not None:
+            if last and number < total:
                 display.say(
                     f"no {run.watched.name} was better in {training.patience} evaluations: "
                     f"training ends at step {number} of {total}"
@@ -158,13 +158,10 @@ def log_evaluation(
     """Logs and shows the evaluation after `step`; returns `stopping` after it."""
     scores, samples = evaluated
     shown = [describe_score(name, value) for name, value in scores.items()]
-    best = ""
-    if run.watched is not None:
-        metric = agreed(run.watched.of(scores))
-        stopping = stopping.update(metric, step)
-        best = f"  ({run.watched.describe_best(stopping)})"
+    stopping = stopping.update(agreed(run.watched.of(scores)), step)
     run.log.log(step, **scores)
-    display.say(f"step {step}  {'  '.join(shown)}{best}")
+    best = run.watched.describe_best(stopping)
+    display.say(f"step {step}  {'  '.join(shown)}  ({best})")
     if samples:
         run.log.log_text(step, "samples", sample_lines(samples, None))
         display.say("\n".join(sample_lines(samples)))

@@ -6,7 +6,7 @@
 import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -20,13 +20,13 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
-from experiments.harness.training.training_config import RunConfig, StrategyName, TrainingConfig
+from experiments.harness.training.training_config import StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, Diverged
-from jaxformer.runtime import ProcessSetup, setup_process
+from jaxformer.runtime import setup_process
 
 _FILES = {
     "scores.json": "the scores, with what is needed to repeat them",
@@ -47,10 +47,8 @@ class OpenRun:
     checkpoints: Checkpoints
     log: Run
     """The run's folder, with its metrics and its environment."""
-    watched: StoppingMetric | None = None
+    watched: StoppingMetric
     """The score that early stopping goes by."""
-    peak: float | None = None
-    """FLOP/s of all devices, to log the share that is used; None: not known."""
 
     @property
     def folder(self) -> Path:
@@ -80,46 +78,39 @@ def open_run(
     """
     build.check(config)
     watched = stopping_metric(config.training, scores)
-    with distributed.joined(config), started(config) as (devices, setup):
+    with ExitStack() as stack:
+        stack.enter_context(distributed.joined(config))
+        # Before the screen: it starts a thread, and glibc gives a thread that starts earlier a heap
+        # of its own, which returns its large memory to the system after each step. Compiled
+        # programs are code: they never come from a folder that may be a stranger's.
+        setup = setup_process(datasets.cache_folder() / "programs")
+        stack.enter_context(display.opened())
+        devices = choose_devices(config.strategy, config.mesh, setup.compiler_options)
         config = parent(config)
         log = run_folder.open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
         build.DEVICE_CHECKS.clear()  # those of an earlier run in this process
         log.loggers = build.build_loggers(config.training, log.folder, loggers)
-        try:
-            peak = peak_of(devices, config.model.dtype)
-            record_environment(log, config, setup=setup, utilization=peak)
-            display.say(describe_plan(config, f"{peak.devices} x {peak.kind}", log.folder))
-            if setup.platform != "cpu":  # where the tests have compared them
-                from experiments.harness.training.device_check import check_products
+        stack.callback(log.close)  # also on a signal, or where training diverges
+        peak, training = peak_of(devices, config.model.dtype), config.training
+        log.add_environment(setup=str(setup), utilization=str(peak))
+        if config.verbose:
+            display.say(f"{setup}\n{peak}")
+        total = config.optimizer.total_steps
+        each = {"evaluated": training.evaluate_every, "saved": training.save_every}
+        often = [f", {word} every {steps:,}" for word, steps in each.items() if 0 < steps < total]
+        steps = f"{total:,} steps on {peak.devices} x {peak.kind}{''.join(often)}"
+        display.say(f"{log.folder}\n{steps}\nCtrl-C saves and ends; the same command goes on")
+        if setup.platform != "cpu":  # where the tests have compared them
+            from experiments.harness.training.device_check import check_products
 
-                check_products(config.model.dtype)
-            keep = config.training.average_checkpoints + 1  # one may be damaged
-            with Checkpoints(log.folder / "checkpoints", keep=keep) as checkpoints:
-                yield OpenRun(
-                    config=config,
-                    devices=devices,
-                    checkpoints=checkpoints,
-                    log=log,
-                    watched=watched,
-                    peak=peak.total,
-                )
-        finally:  # also on a signal, or where training diverges
-            log.close()
-
-
-@contextmanager
-def started(config: RunConfig) -> Iterator[tuple[Strategy, ProcessSetup]]:
-    """Sets the process up for speed, opens its screen; yields `config`'s devices and what was set.
-
-    The setup comes first. The screen starts a thread, and glibc gives a thread that starts before
-    the setup a heap of its own, which returns its large memory to the system after each step.
-    """
-    # Compiled programs are code: they never come from a folder that may be a stranger's.
-    setup = setup_process(datasets.cache_folder() / "programs")
-    with display.opened():
-        yield choose_devices(config.strategy, config.mesh, setup.compiler_options), setup
+            check_products(config.model.dtype)
+        keep = training.average_checkpoints + 1  # one may be damaged
+        checkpoints = stack.enter_context(Checkpoints(log.folder / "checkpoints", keep=keep))
+        yield OpenRun(
+            config=config, devices=devices, checkpoints=checkpoints, log=log, watched=watched
+        )
 
 
 def choose_devices(
@@ -143,22 +134,6 @@ def choose_devices(
     if strategy == "replicated" or (strategy == "auto" and count > 1):
         return replicated(devices, compiler_options=options)
     return single(devices[0] if devices else None, compiler_options=options)
-
-
-def describe_plan(config: Any, devices: str, folder: Path) -> str:
-    """The first lines of a training: what it will do, and how to stop it."""
-    total, training = config.optimizer.total_steps, config.training
-    each = {"evaluated": training.evaluate_every, "saved": training.save_every}
-    often = [f"{word} every {steps:,}" for word, steps in each.items() if 0 < steps < total]
-    steps = ", ".join([f"{total:,} steps on {devices}", *often])
-    return f"{folder}\n{steps}\nCtrl-C saves and ends; the same command goes on"
-
-
-def record_environment(log: Run, config: RunConfig, **facts: object) -> None:
-    """Adds `facts` to the run's env.json, and prints them with `verbose`."""
-    log.add_environment(**{name: str(fact) for name, fact in facts.items()})
-    if config.verbose:
-        display.say("\n".join(map(str, facts.values())))
 
 
 def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
