@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -19,34 +20,19 @@ from jaxformer.distributed import Strategy
 from jaxformer.pipelines.batching import BATCH_SIZE
 from jaxformer.pipelines.reading import begin_rows, text_size
 from jaxformer.pipelines.rows import num_rows, search_more, state_shapes
-from jaxformer.text.data import MaskedBatch, StreamBatch
+from jaxformer.text.data import MaskedBatch, StreamBatch, Tokens
+from jaxformer.text.tokenizers import SpecialTokens
 
 _PROMPT = 17
 """Tokens of a prompt that is continued."""
 
 
 def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
-    """Returns zeros in the shape of a batch of the text of `config`."""
-    rows, length = config.data.batch_size, config.data.seq_len
-    row = np.arange(rows, dtype=np.int32)
-    if config.objective == "masked":
-        # as in `MaskedStream`
-        predicted = max(1, round(config.data.mask_prob * config.data.seq_len))
-        masked_positions, labels = (np.zeros((rows, predicted), np.int32) for _ in range(2))
-        tokens, types = (np.zeros((rows, length), np.int32) for _ in range(2))
-        return MaskedBatch(
-            tokens=tokens,
-            padding_mask=np.ones((rows, length), bool),
-            token_type_ids=types,
-            masked_positions=masked_positions,
-            labels=labels,
-            loss_mask=np.ones((rows, predicted), bool),
-            example_ids=row,
-            next_sentence=np.zeros(rows, np.int32),
-        )
-    tokens, *facts = (np.zeros((rows, length + 1), np.int32) for _ in range(3))
-    segments, positions = facts if config.isolate_documents else (None, None)
-    return StreamBatch(tokens, np.ones((rows, length), bool), row, segments, positions)
+    """Returns a batch of the run's stream over documents of random ids."""
+    rows, length, size = config.data.batch_size, config.data.seq_len, config.model.vocab_size
+    ids = np.random.default_rng(0).integers(0, size, (2 * rows, length + 1), np.int32)
+    tokenizer: Any = SimpleNamespace(special=SpecialTokens(0, 1, 2, 3, 4), vocab_size=size)
+    return objective(config).stream(Tokens.from_lists(ids), tokenizer, config).batch(0)
 
 
 def cost_of(config: LanguageConfig) -> Cost:

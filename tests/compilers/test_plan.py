@@ -62,7 +62,7 @@ def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys)
     assert re.search(r"attention +tpu_flash, for", others) and "FIT" not in text
     assert re.search(r"all-reduce \S+: ", others), "of the sums"
     assert re.search(r"sampling of \d .*\n(?:  .*\n)+?  attention +reference, for", others)
-    assert re.search(r"averaging +\S+ [kM]B per device", others)
+    assert re.search(r"averaging +\S+ [kM]B of", others)
 
 
 @pytest.mark.slow  # minutes of libtpu
@@ -97,7 +97,7 @@ def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices
     text = capsys.readouterr().out
     assert "that JAX may use on v5e: fits" in text and "FIT" not in text
     assert set(re.findall(r"^  attention +(\w+), for", text, re.MULTILINE)) == {"tpu_flash"}
-    assert re.findall(r"^(\w+) .* per device", text, re.MULTILINE) == [
+    assert re.findall(r"^(\w+) .* that JAX may use", text, re.MULTILINE) == [
         "step",
         "validation",
         "averaging",
@@ -107,10 +107,8 @@ def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices
 def test_each_program_that_does_not_fit_is_said_with_what_to_change(tpu_devices, capsys):
     words = "--training.attention_fn reference --training.grad_accumulation 1"
     text = report(capsys, "v5e", 60_000, words)
-    assert re.search(
-        r"step +[\d.]+ [GT]B per device of 16.91 GB .* v5e: DOES NOT FIT\n  refused", text
-    )
+    assert re.search(r"step +[\d.]+ [GT]B of 16.91 GB .* v5e: DOES NOT FIT\n  refused", text)
     assert re.search(r"change: step needs \S+ [GT]B: try --training.grad_accum", text)
-    assert re.search(r"validation +\S+ [GT]B per device .*: DOES NOT FIT", text)
+    assert re.search(r"validation +\S+ [GT]B of .*: DOES NOT FIT", text)
     assert re.search(r"change: validation needs \S+ [GT]B: try --training.grad_accum", text)
-    assert re.search(r"averaging +\S+ [kM]B per device", text)
+    assert re.search(r"averaging +\S+ [kM]B of", text)

@@ -220,7 +220,7 @@ def test_a_report_says_what_the_program_holds(tpu):
     lines += describe_step(step, "v5e", Cost(1_000, int(197e11)), 2, "bfloat16").splitlines()
     assert max(map(len, lines)) <= 80
     for line in (
-        "step                9.66 GB per device of 16.91 GB that JAX may use on v5e: fits",
+        "step                9.66 GB of 16.91 GB that JAX may use on v5e: fits",
         "  of these          state and batch 1.07 GB, temporary 8.59 GB, new results 0 B",
         "  largest arrays      3.15 MB      1 x bf16[3,4,1024,64]",
         "  attention         blockwise, for B=3 T=1024 S=1024 N=4 K=4 H=64 Hv=64 bfloat16",

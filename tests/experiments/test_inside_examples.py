@@ -1,4 +1,4 @@
-"""The example that looks inside a model: heads that align words."""
+"""The heads that align words, as a notebook measures them."""
 
 import jax
 import numpy as np
@@ -47,12 +47,3 @@ def test_the_loss_without_a_head_is_that_of_the_model_without_it(translator, bat
     assert_equal(loss + effects.zero[1, 0], loss_without(1, 0))
     assert np.abs(effects.one_hot[1]).max() < 1e-5 < np.abs(effects.one_hot[0]).max()
     assert np.abs(effects.uniform).min() > 1e-5
-
-
-def test_heads_whose_place_matters_and_suffices_align():
-    uniform, one_hot = np.array([[0.3, 0.01, 0.3]]), np.array([[0.01, 0.0, 0.2]])
-    effects = alignment_heads.Effects(np.zeros((1, 3)), uniform, one_hot)
-    assert effects.aligning.tolist() == [[True, False, False]]
-    first, *rows = alignment_heads.table(effects)
-    assert first.split() == ["layer", "head", "zeroed", "uniform", "one-hot"]
-    assert rows[0].endswith("0.010  aligns words") and rows[-1].split()[:2] == ["0", "1"]

@@ -49,8 +49,8 @@ def report(
     CPU's compiler estimates.
     """
     cost, is_estimate = training.cost(config), devices is None
-    where = config.mesh or config.strategy
-    yield f"{config.name}: a step of {cost.positions:,} tokens on {count} x {accelerator}, {where}"
+    name, where = f"{config.name}: a step of", config.mesh or config.strategy
+    yield f"{name} {cost.positions:,} tokens on {count} x {accelerator}, {where}; bytes per device"
     yield f"compiler            {_version(config.compiler)}; compiled is not run"
     run = plan_run(config, training, devices)
     weights, optimizer = run.state.params, (run.state.opt_state, run.state.ema)
@@ -92,8 +92,8 @@ def describe(program: PlannedProgram, accelerator: str, estimate: bool = False) 
     free, title = ACCELERATORS[accelerator].usable_memory, program.name
     fits = "fits" if program.memory <= free else "MAY NOT FIT" if estimate else "DOES NOT FIT"
     lines = [
-        f"{title:<19} {gigabytes(program.memory)} per device of {gigabytes(free)} that JAX may use "
-        f"on {accelerator}: {fits}"
+        f"{title:<19} {gigabytes(program.memory)} of {gigabytes(free)} that JAX may use on "
+        f"{accelerator}: {fits}"
     ]
     if program.shortage:
         return "\n".join([*lines, *_rows("  refused", [program.shortage])])
