@@ -12,9 +12,12 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+from experiments.harness import cli
 from jaxformer.errors import ConfigError
+
+T = TypeVar("T")
 
 NAMES = {
     "translation": "experiments.translation.train",
@@ -24,10 +27,20 @@ NAMES = {
 """Short names of the experiments that are here."""
 
 
-def named_in(args: Sequence[str]) -> str:
-    """The experiment among the words of a command: a known name, else the first word."""
-    known = (word for word in args if word in NAMES)
-    return next(known, next(iter(args), "--help"))
+def parse(args: Sequence[str], options: T, description: str | None) -> tuple[ModuleType, Any, T]:
+    """The experiment among the words `args`, its configuration, and the `options` of the command.
+
+    The experiment is a known name, else the first word. The words end the process as those of
+    `cli.parse` do.
+    """
+    first = next(iter(args), "--help")
+    if first in ("-h", "--help"):
+        cli.parse({"default": options}, ["--help"], description)
+    name, words = next((word for word in args if word in NAMES), first), list(args)
+    module = find(name)
+    words.remove(name)
+    options, words = cli.take_options(options, words)
+    return module, cli.parse(module.PRESETS, words, description), options
 
 
 def find(name: str) -> ModuleType:

@@ -193,23 +193,9 @@ def _failure_of(run: Any) -> Record:
     return Record(storage.to_path(run.runs) / "failed" / f"{run.name}.json")
 
 
-def parse(args: Sequence[str]) -> tuple[ModuleType, Any, SweepOptions]:
-    """The experiment among the words `args`, the run that they describe, and their `SweepOptions`.
-
-    The words end the process as those of `cli.parse` do.
-    """
-    name, words = registry.named_in(args), list(args)
-    if name in ("-h", "--help"):
-        cli.parse({"default": SweepOptions()}, ["--help"], __doc__)
-    experiment = registry.find(name)
-    words.remove(name)
-    options, words = cli.take_options(SweepOptions(), words)
-    return experiment, cli.parse(experiment.PRESETS, words, __doc__), options
-
-
 def main(args: Sequence[str]) -> None:
     """Trains the cells and compares them, or trains some cells alone."""
-    experiment, config, options = parse(args)
+    experiment, config, options = registry.parse(args, SweepOptions(), __doc__)
     variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
     cells = name_cells(config, read_vary(config, options.vary), variants, options.seeds)
     runs, missing = open_cells(experiment, config, cells), 0

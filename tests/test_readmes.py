@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import jaxformer as jf
-from experiments import sweep
+from experiments import plan, sweep
 from experiments.harness import cli
 from experiments.harness.cli import command_line
 from experiments.harness.cli.config_files import settings
@@ -35,8 +35,8 @@ def offered(command: str, args: str) -> set[str]:
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
     names, parse = set(), cli.parse
-    if command == "sweep":
-        names, words = set(settings(sweep.SweepOptions())), words or ["translation"]
+    if own := {"sweep": sweep.SweepOptions, "plan": plan.PlanOptions}.get(command):
+        names, words = set(settings(own())), words or ["translation"]
 
     def parse_only(presets: dict, *more: Any, **named: Any) -> None:
         names.update(settings(next(iter(presets.values()))))

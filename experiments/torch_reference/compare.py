@@ -6,7 +6,7 @@ gradients and training; writes runs/torch_reference/NAME. `experiments.benchmark
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -71,7 +71,10 @@ def presets() -> dict[str, CompareConfig]:
     sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions=Sinusoidal())
     data = replace(grammar.data, buckets=1, batch_tokens=1_024)
     grammar = replace(grammar, model=sizes, data=data)
-    return cli.with_options({preset.name: preset for preset in (grammar, tiny)}, CompareConfig)
+    return {
+        preset.name: CompareConfig(**{x.name: getattr(preset, x.name) for x in fields(preset)})
+        for preset in (grammar, tiny)
+    }
 
 
 def main(config: CompareConfig) -> None:

@@ -10,7 +10,7 @@ from experiments.harness import cli, planning
 pytestmark = pytest.mark.compiler
 
 TINY = """
-    --experiment language_modelling --name tiny --compiler tpu --target {target}
+    language_modelling --name tiny --compiler tpu --target {target}
     --model.vocab_size 512 --model.d_model 128
     --model.d_ff 256 --model.num_heads 2 --model.num_decoder_layers 2 --model.max_len 256
     --model.dtype bfloat16 --training.grad_accumulation 3 --training.attention_fn auto
@@ -19,9 +19,8 @@ TINY = """
 
 
 def report(capsys, target, rows, words=""):
-    presets = plan.presets_of("language_modelling")
     arguments = f"{TINY.format(target=target, rows=rows)} {words}".split()
-    code = cli.run(lambda: plan.main(cli.parse(presets, arguments)))
+    code = cli.run(lambda: plan.main(arguments))
     said = capsys.readouterr()
     assert code == 0, said.err
     lines = [line for line in said.out.splitlines()[1:] if not line.startswith("change: ")]
@@ -68,10 +67,7 @@ def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys)
 @pytest.mark.slow  # minutes of libtpu
 def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu_devices):
     """A regression of the program is seen here; no TPU has run it."""
-    config = cli.parse(
-        plan.presets_of("language_modelling"),
-        "--experiment language_modelling --preset gpt2_124m --target v5e --compiler tpu".split(),
-    )
+    config = registry.find("language_modelling").PRESETS["gpt2_124m"]
     (devices,) = tpu_devices("v5e:1x1")[:1]
     run = planning.plan_run(config, registry.planned("language_modelling"), [devices])
     step = next(run.programs)
@@ -88,12 +84,11 @@ def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu
 
 def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices, capsys):
     words = """
-        --experiment language_modelling --preset bert_base --compiler tpu --target v5e:2x2
+        language_modelling --preset bert_base --compiler tpu --target v5e:2x2
         --strategy replicated --model.num_encoder_layers 1 --model.vocab_size 3001
         --data.batch_size 8 --training.grad_accumulation 1
     """
-    presets = plan.presets_of("language_modelling")
-    assert cli.run(lambda: plan.main(cli.parse(presets, words.split()))) == 0
+    assert cli.run(lambda: plan.main(words.split())) == 0
     text = capsys.readouterr().out
     assert "that JAX may use on v5e: fits" in text and "FIT" not in text
     assert set(re.findall(r"^  attention +(\w+), for", text, re.MULTILINE)) == {"tpu_flash"}

@@ -195,8 +195,7 @@ def test_a_sweep_in_a_bucket_trains_each_cell_that_no_other_process_holds_once(
     cells = trained()
     assert cells == [folder / "language_modelling" / f"seed={seed}" for seed in (2, 3)]
     assert second == cells[1] and (second / "metrics.jsonl").version() == before
-    assert (folder / "sweep.json").is_file() and to_path(f"{config.runs}/texts").is_dir()
-    assert not (folder / "texts").exists(), "the texts of all runs"
+    assert (folder / "sweep.json").is_file()
     assert len(compare([str(folder)]).groups[0].runs) == 2
 
 

@@ -204,9 +204,8 @@ def test_arguments_without_a_name_stand_before_or_after_options():
 
 
 def test_an_experiment_is_found_before_or_after_options():
-    assert registry.named_in(["--seeds", "3", "translation"]) == "translation"
-    assert registry.named_in(["my.train", "--seeds", "3"]) == "my.train"
-    experiment, _, options = sweep.parse(["--seeds", "3", "translation"])
+    words = ["--seeds", "3", "translation"]
+    experiment, _, options = registry.parse(words, sweep.SweepOptions(), "")
     assert (experiment, options.seeds) == (registry.find("translation"), 3)
 
 

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments import plan
+from experiments import plan, registry
 from experiments.harness import cli, planning
 from experiments.harness.planning import compiling, parse_target, targets
 from experiments.harness.planning.compiling import PlannedProgram, bytes_per_device
@@ -52,7 +52,7 @@ def program(name="step", arguments=13_000, temporary=40_000):
 
 
 def config_of(experiment, words=""):
-    return cli.parse(plan.presets_of(experiment), ["--experiment", experiment, *words.split()])
+    return cli.parse(registry.find(experiment).PRESETS, words.split())
 
 
 def language_config(words=""):
@@ -89,13 +89,13 @@ def child():
             "flops": work(step.program).flops,
         }
     print(json.dumps(found))
-    plan.main(translation_config(f"{TRANSLATION} --strategy replicated --target h100x8"))
+    plan.main(f"translation {TRANSLATION} --strategy replicated --target h100x8".split())
     for words in (
         "--strategy sharded --mesh data=2,tensor=3 --target h100x8",
         "--strategy sharded --mesh tensor=8",
     ):
-        config = language_config(f"{LANGUAGE} {words}")
-        print("code", cli.run(lambda config=config: plan.main(config)))
+        args = f"language_modelling {LANGUAGE} {words}".split()
+        print("code", cli.run(lambda args=args: plan.main(args)))
 
 
 @pytest.fixture(scope="module")
@@ -243,9 +243,7 @@ def test_a_quick_estimate_is_a_share_of_what_this_compiler_needs_also_with_a_sof
     ],
 )
 def test_a_target_that_there_is_not_is_refused_in_one_sentence(words, message, capsys):
-    with pytest.raises(SystemExit) as end:
-        language_config(words)
-    assert end.value.code == 2
+    assert cli.run(lambda: plan.main(["language_modelling", *words.split()])) == 2
     assert message in capsys.readouterr().err
 
 
@@ -261,7 +259,7 @@ def test_a_target_says_its_devices_or_has_as_many_as_the_mesh():
 
 def test_an_unknown_experiment_is_refused_in_one_sentence():
     with pytest.raises(ConfigError, match="experiment='chess' is unknown: give translation, lan"):
-        plan.presets_of("chess")
+        plan.main(["chess"])
 
 
 @pytest.mark.parametrize(
@@ -275,7 +273,8 @@ def test_a_compiler_that_is_not_installed_is_named(monkeypatch, compiler, target
     find = targets.find_spec
     monkeypatch.setattr(targets, "find_spec", lambda n: None if n.startswith(module) else find(n))
     with pytest.raises(MissingExtra, match=re.escape(extra)):
-        plan.main(language_config(f"{LANGUAGE} --compiler {compiler} --target {target}"))
+        words = f"language_modelling {LANGUAGE} --compiler {compiler} --target {target}"
+        plan.main(words.split())
 
 
 def test_jax_that_has_started_cannot_have_more_devices():

@@ -15,14 +15,14 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import runs
+from experiments import registry, runs
 from experiments.harness.runs import checkpoint_selection, run_files, run_folder
 from experiments.language_modelling import train as language_modelling
 from experiments.sweep import (
+    SweepOptions,
     main,
     name_cells,
     open_cells,
-    parse,
     read_vary,
     result_of,
     sweep,
@@ -203,7 +203,8 @@ def test_cells_have_readable_names_that_differ(config):
 
 def test_values_of_the_command_line_have_the_types_of_their_fields():
     words = ["language_modelling", "--vary", "optimizer.learning_rate=1e-3,2", "--seeds", "2"]
-    _, config, options = parse([*words, "--vary=model.positions=rotary", "profile=True,false"])
+    words += ["--vary=model.positions=rotary", "profile=True,false"]
+    _, config, options = registry.parse(words, SweepOptions(), "")
     assert options.seeds == 2 and read_vary(config, options.vary) == {
         "optimizer.learning_rate": [0.001, 2.0],
         "model.positions": ["rotary"],

@@ -75,6 +75,11 @@ def test_a_second_run_reads_no_text_and_has_the_ids_and_tokenizer_of_the_first(
     assert (first / "data" / ids).samefile(second / "data" / ids), "ids take their space once"
     tokenizers = [next(run.glob("tokenizer/*.json")) for run in (first, second)]
     assert not tokenizers[0].samefile(tokenizers[1]), "a person may edit one"
+    shutil.rmtree(text / "runs" / "texts")
+    for name in ("first", "alone"):  # a run needs no cache after it was prepared, nor before
+        _, other = prepared(experiment, text, name, "--text_cache_dir", "")
+        assert [leaf.tobytes() for leaf in batch] == [leaf.tobytes() for leaf in other]
+        assert not (text / "runs" / "texts").exists()
 
 
 @BOTH
@@ -89,18 +94,6 @@ def test_edited_text_is_read_and_makes_an_entry_of_its_own(text, experiment, ids
     (text / "a.txt").write_bytes(whole)
     third, _ = prepared(experiment, text, "third")
     assert (third / "data" / ids).samefile(first / "data" / ids)
-
-
-@BOTH
-def test_a_run_needs_no_cache_after_it_was_prepared(text, experiment, ids):
-    run, batch = prepared(experiment, text, "first")
-    shutil.rmtree(text / "runs" / "texts")
-    again, other = prepared(experiment, text, "first", "--text_cache_dir", "")
-    assert [leaf.tobytes() for leaf in batch] == [leaf.tobytes() for leaf in other]
-    assert not (text / "runs" / "texts").exists()
-    alone, other = prepared(experiment, text, "alone", "--text_cache_dir", "")
-    assert [leaf.tobytes() for leaf in batch] == [leaf.tobytes() for leaf in other]
-    assert not (text / "runs" / "texts").exists()
 
 
 @pytest.fixture

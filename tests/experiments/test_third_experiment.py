@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from experiments import plan, registry, runs, sweep
-from experiments.harness import cli
 from experiments.harness.runs.checkpoint_selection import read_result
 from jaxformer.errors import ConfigError
 from tests.experiments.commands import call
@@ -32,7 +31,7 @@ def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, tmp_pa
 def test_a_copied_experiment_is_planned_and_shown_on_a_page_by_its_path(reverse_run, tmp_path):
     assert LINES <= 120
     words = ["reverse.train", "--target", "v5e", "--strategy", "single"]
-    done = call(plan, cli.parse(plan.presets_of("reverse.train"), words, positional="experiment"))
+    done = call(plan, words)
     assert done.code == 0, done.err
     assert "a step of 130 tokens on 1 x v5e" in done.out and "JAX may use on v5e: fits" in done.out
     page = tmp_path / "page.html"

@@ -13,7 +13,6 @@ from experiments.harness.cli.command_line import (
     start,
     take_options,
 )
-from experiments.harness.cli.config_files import with_options
 from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
 
 __all__ = [
@@ -28,5 +27,4 @@ __all__ = [
     "sentence",
     "start",
     "take_options",
-    "with_options",
 ]

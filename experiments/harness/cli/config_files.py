@@ -5,7 +5,7 @@ import dataclasses
 import json
 import tomllib
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -127,14 +127,6 @@ def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None
                 f"{wrong[0]} is {ours[wrong[0]]} here, but {there} in {folder}, whose "
                 "weights this run starts from: leave the option out"
             )
-
-
-def with_options(presets: Mapping[str, Any], kind: Callable[..., T]) -> dict[str, T]:
-    """`presets` as the dataclass `kind`, which has further fields with defaults."""
-    return {
-        name: kind(**{each.name: getattr(preset, each.name) for each in dataclasses.fields(preset)})
-        for name, preset in presets.items()
-    }
 
 
 def settings(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -41,17 +41,22 @@ _LOSS_CHUNK = 1_024  # tokens; matrix products of this size keep a GPU busy
 
 
 def report(
-    config: Any, training: PlannedTraining, accelerator: str, count: int, devices: Any = None
+    config: Any,
+    training: PlannedTraining,
+    accelerator: str,
+    count: int,
+    compiler: Compiler,
+    devices: Any = None,
 ) -> Iterator[str]:
     """Paragraphs on a run on `count` devices, each when its program is compiled.
 
-    They say what to change for the memory of each program. Without `devices` to compile for, the
-    CPU's compiler estimates.
+    They say what to change for the memory of each program. Without `devices` for the `compiler`
+    the CPU's estimates.
     """
     cost, is_estimate = training.cost(config), devices is None
     name, where = f"{config.name}: a step of", config.mesh or config.strategy
     yield f"{name} {cost.positions:,} tokens on {count} x {accelerator}, {where}; bytes per device"
-    yield f"compiler            {_version(config.compiler)}; compiled is not run"
+    yield f"compiler            {_version(compiler)}; compiled is not run"
     run = plan_run(config, training, devices)
     weights, optimizer = run.state.params, (run.state.opt_state, run.state.ema)
     number = sum(leaf.size for leaf in jax.tree.leaves(weights))

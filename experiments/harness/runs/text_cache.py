@@ -2,19 +2,17 @@
 
 RUNS/texts/records/KEY.json   facts about a text, or about a file while its size and time stay
 RUNS/texts/KEY/               the files made from KEY, and their checksums in manifest.json
-
-Where RUNS is in a bucket, records are kept in the user's cache: they tell of files of this machine.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import importlib.metadata
-import importlib.util
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -30,16 +28,14 @@ _SETTLED_NS = 50_000_000
 
 
 class TextCache:
-    """The cache in `folder`; None: nothing is kept.
+    """The cache in `folder`; None: nothing is kept. In place of a bucket it is the user's.
 
     Several processes may use it at once.
     """
 
     def __init__(self, folder: Path | None = None):
-        self.folder = folder
-        if folder is not None and storage.is_in_bucket(folder):
-            folder = datasets.cache_folder() / "texts"
-        self._records = folder / "records" if folder is not None else None
+        in_bucket = folder is not None and storage.is_in_bucket(folder)
+        self.folder = datasets.cache_folder() / "texts" if in_bucket else folder
 
     def digest(self, path: Path) -> str:
         """The SHA-256 (hex) of a file's bytes, or the fingerprint of a file of ids.
@@ -56,9 +52,9 @@ class TextCache:
 
     def record(self, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """The JSON that `make` returns; it is called once for all that equals `made_from`."""
-        if self._records is None:
+        if self.folder is None:
             return make()
-        record = Record(self._records / f"{_key(made_from)}.json")
+        record = Record(self.folder / "records" / f"{_key(made_from)}.json")
         content = record.read_if_intact()
         if not content:
             content = make()
@@ -77,9 +73,11 @@ class TextCache:
                 make(local)
             return
         folder.mkdir(parents=True, exist_ok=True)
-        entry = self.folder / _key(made_from)
         self.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(entry.with_suffix(".lock")):
+        entry = self.folder / _key(made_from)
+        with open(entry.with_suffix(".lock"), "a", encoding="utf-8") as lock:
+            with contextlib.suppress(OSError):  # some file systems have no locks
+                fcntl.flock(lock, fcntl.LOCK_EX)
             if not self._is_intact(entry):
                 self._make(entry, make)
             for path in entry.iterdir():
@@ -100,29 +98,25 @@ class TextCache:
         if not entry.exists():
             return False
         with contextlib.suppress(DataError, FileNotFoundError):
-            files = Record(entry / "manifest.json").read(files=dict).get("files", {"": ""})
-            if all(self.digest(entry / x) == digest for x, digest in files.items()):
+            files = Record(entry / "manifest.json").read()
+            if files and all(self.digest(entry / x) == digest for x, digest in files.items()):
                 return True
         display.say(f"{entry} is damaged: it is made again")
+        shutil.rmtree(entry)
         return False
 
     def _make(self, entry: Path, make: Callable[[Path], None]) -> None:
-        in_bucket = storage.is_in_bucket(entry)
-        unfinished = entry if in_bucket else entry.with_suffix(".unfinished")
-        (entry / "manifest.json").unlink(missing_ok=True)
-        if not in_bucket:
-            shutil.rmtree(entry, ignore_errors=True)
-            for path in unfinished.glob("*"):
-                if path.is_file():  # the folder *.parts holds the ids of a start that was stopped
-                    path.unlink()
-        with storage.written_here(unfinished) as local:
-            make(local)
-            for path in local.glob("*.parts"):
-                shutil.rmtree(path)
-            files = {path.name: self.digest(path) for path in local.iterdir()}
-        Record(unfinished / "manifest.json").write({"files": files})  # the last file
-        if not in_bucket:
-            unfinished.rename(entry)
+        unfinished = entry.with_suffix(".unfinished")
+        unfinished.mkdir(exist_ok=True)
+        for path in unfinished.iterdir():
+            if path.is_file():  # the folder *.parts holds the ids of a start that was stopped
+                path.unlink()
+        make(unfinished)
+        for path in unfinished.glob("*.parts"):
+            shutil.rmtree(path)
+        files = {path.name: self.digest(path) for path in unfinished.iterdir()}
+        Record(unfinished / "manifest.json").write(files)
+        unfinished.rename(entry)
 
 
 NOTHING_KEPT = TextCache()
@@ -158,28 +152,10 @@ def _link_or_copy(path: Path, target: Path) -> None:
     if isinstance(target, storage.BucketPath):
         target.replace_by(path)
         return
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    unfinished.unlink(missing_ok=True)
-    try:
-        if path.suffix != ".tokens":  # a person may edit it
-            raise OSError
-        os.link(path, unfinished)
-    except OSError:  # also: another file system
-        shutil.copyfile(path, unfinished)
-    unfinished.replace(target)
-    unfinished.unlink(missing_ok=True)  # the two were links to one file
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Holds a lock on `path`, for which other processes wait; in a bucket two may make the same."""
-    if storage.is_in_bucket(path):
-        yield
-        return
-    with open(path, "a", encoding="utf-8") as file:
-        if importlib.util.find_spec("fcntl") is not None:
-            import fcntl
-
-            with contextlib.suppress(OSError):  # some file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+    with storage.replacing(target) as unfinished:
+        try:
+            if path.suffix != ".tokens":  # a person may edit it
+                raise OSError
+            os.link(path, unfinished)
+        except OSError:  # also: another file system
+            shutil.copyfile(path, unfinished)
