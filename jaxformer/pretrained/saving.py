@@ -212,11 +212,22 @@ def _write_folder(
     tensors: Iterable[tuple[str, np.ndarray]],
     tokenizer: Tokenizer | None,
 ) -> None:
-    """Writes the folder `path` completely or not at all."""
+    """Writes the folder `path` with the `files` that are not empty, completely or not at all."""
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
-        _write(unfinished, files, sizes, tensors, tokenizer)
+        if tokenizer is not None:
+            tokenizer.save(unfinished / "tokenizer.json")
+        for name, content in files.items():
+            if isinstance(content, bytes):
+                (unfinished / name).write_bytes(content)
+            elif content:
+                text = content if isinstance(content, str) else json.dumps(content, **_JSON) + "\n"
+                (unfinished / name).write_text(text, encoding="utf-8")
+        _write_tensors(unfinished / "model.safetensors", sizes, tensors)
+        for written in unfinished.iterdir():
+            with written.open("rb") as file:
+                os.fsync(file.fileno())
         os.replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -296,28 +307,6 @@ def _labels(names: Sequence[str]) -> dict[str, Any]:
         "id2label": {str(number): name for number, name in enumerate(names)},
         "label2id": {name: number for number, name in enumerate(names)},
     }
-
-
-def _write(
-    folder: Path,
-    files: Mapping[str, Any],
-    sizes: Mapping[str, Shape],
-    tensors: Iterable[tuple[str, np.ndarray]],
-    tokenizer: Tokenizer | None,
-) -> None:
-    """Writes the files that are not empty, each on disk when this returns."""
-    if tokenizer is not None:
-        tokenizer.save(folder / "tokenizer.json")
-    for name, content in files.items():
-        if isinstance(content, bytes):
-            (folder / name).write_bytes(content)
-        elif content:
-            text = content if isinstance(content, str) else json.dumps(content, **_JSON) + "\n"
-            (folder / name).write_text(text, encoding="utf-8")
-    _write_tensors(folder / "model.safetensors", sizes, tensors)
-    for path in folder.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
 
 
 def _write_tensors(

@@ -179,21 +179,18 @@ def test_empty_and_long_pairs_are_dropped_and_counted():
     assert max(bucket.target_length for bucket in batches.buckets) == 10
 
 
-def test_nothing_left_is_refused_with_counts_and_limit():
-    source, target = Tokens.from_lists([[], [5] * 7]), Tokens.from_lists([[5], [6]])
-    with pytest.raises(DataError, match="none of 2 pairs .* 1 with an empty .* 1 longer .* 7"):
-        data.bucket_pairs(source, target, seed=1, batch_tokens=64, buckets=2, max_len=7)
-    with pytest.raises(DataError, match="none of 0 pairs"):
-        data.bucket_pairs(
-            *[Tokens.from_lists([])] * 2, seed=1, batch_tokens=64, buckets=2, max_len=7
-        )
-
-
-def test_sides_of_unequal_number_are_refused():
-    with pytest.raises(DataError, match="3 source and 2 target sentences"):
-        data.bucket_pairs(
-            ragged(1, 3, 5), ragged(1, 2, 5), seed=1, batch_tokens=64, buckets=2, max_len=7
-        )
+@pytest.mark.parametrize(
+    ("source", "target", "message"),
+    [
+        ([[], [5] * 7], [[5], [6]], "none of 2 pairs .* 1 with an empty .* 1 longer .* 7"),
+        ([], [], "none of 0 pairs"),
+        ([[5], [6], [7]], [[5], [6]], "3 source and 2 target sentences"),
+    ],
+)
+def test_sides_that_make_no_pairs_are_refused_with_their_numbers(source, target, message):
+    sides = Tokens.from_lists(source), Tokens.from_lists(target)
+    with pytest.raises(DataError, match=message):
+        data.bucket_pairs(*sides, seed=1, batch_tokens=64, buckets=2, max_len=7)
 
 
 def test_a_pair_that_no_bucket_holds_is_refused():
