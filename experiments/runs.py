@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_type_hints
 
 from experiments import registry
 from experiments.harness import cli
@@ -183,20 +183,14 @@ def page(options: PageOptions) -> None:
     _write(storage.to_path(options.output or output), pages.html(shown))
 
 
-class Command(NamedTuple):
-    """A word of the command line: its function and the default options."""
-
-    main: Callable[[Any], None]
-    options: Any
-
-
-COMMANDS = {
-    "list": Command(list_runs, ListOptions()),
-    "compare": Command(compare, CompareOptions()),
-    "diff": Command(diff, DiffOptions()),
-    "plot": Command(plot, PlotOptions()),
-    "page": Command(page, PageOptions()),
+COMMANDS: dict[str, Callable[[Any], None]] = {
+    "list": list_runs,
+    "compare": compare,
+    "diff": diff,
+    "plot": plot,
+    "page": page,
 }
+"""Words of the command line; the type of a function's argument has its options."""
 
 
 def main(args: Sequence[str]) -> None:
@@ -212,8 +206,8 @@ def main(args: Sequence[str]) -> None:
     else:
         raise ConfigError(f"{word!r} is neither a folder nor one of {', '.join(COMMANDS)}")
     command = COMMANDS[word]
-    presets = {"default": command.options}
-    command.main(cli.parse(presets, list(args), command.main.__doc__, positional="runs"))
+    options = get_type_hints(command)["options"]()
+    command(cli.parse({"default": options}, list(args), command.__doc__, positional="runs"))
 
 
 def _write(path: Path, text: str) -> None:
