@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.models import Model, make_embedding
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.nn.stack import dense_init
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AnyArray
 
 Carry = tuple[jax.Array, jax.Array]
@@ -104,7 +105,7 @@ class Recurrent(Model):
             self.source_embedding: Embedding = make_embedding(config, size)
         options = config.output
         self.output: LMHead = LMHead(
-            config.vocab_size, bool(options.bias), options.softcap, config.dense_init
+            config.vocab_size, bool(options.bias), options.softcap, dense_init(config)
         )
         half = config.d_ff // 2
         self.directions = [
@@ -150,7 +151,7 @@ class Recurrent(Model):
         x = self.embed(embedding, source, dropout_rng, "source")
         final: Any = None
         for layer, directions in enumerate(self.directions):
-            x = Dropout(dropout_rng, f"encoder_{layer}", config.dropout_rate)(x)
+            x = DropoutMask(dropout_rng, f"encoder_{layer}", config.dropout_rate)(x)
             final, x = directions(x, seq_lengths=mask.sum(-1), return_carry=True)
         carry = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=-1), *final)
         feed = jnp.zeros((len(source), config.d_model), x.dtype)
@@ -168,9 +169,9 @@ class Recurrent(Model):
         encoded, state = self.encode(source, padding_mask, dropout_rng)
         rate = self.config.dropout_rate
         x = self.embed(self.embedding, target, dropout_rng)
-        x = Dropout(dropout_rng, "decoder_input", rate)(x)
+        x = DropoutMask(dropout_rng, "decoder_input", rate)(x)
         _, made = self.decoder(state, x, encoded)
-        return Dropout(dropout_rng, "decoder_output", rate)(made)
+        return DropoutMask(dropout_rng, "decoder_output", rate)(made)
 
     def init_cache(
         self,

@@ -50,7 +50,7 @@ def others(
     evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
     rows = -(-config.data.batch_size // config.training.grad_accumulation)
     batch = jax.tree.map(lambda leaf: leaf[:rows], batch_of(config))
-    programs = {"validation": lambda: evaluate.lower(params, devices.abstract_divided(batch))}
+    programs = {"validation": lambda: evaluate.lower(params, devices.abstract_batch(batch))}
     if config.objective == "masked":
         return programs
     count = max(len(config.prompts), 1)

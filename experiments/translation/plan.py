@@ -52,7 +52,7 @@ def others(
     sentences = config.translation.batch_size
     evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
     return {
-        "validation": lambda: evaluate.lower(params, devices.abstract_divided(pairs)),
+        "validation": lambda: evaluate.lower(params, devices.abstract_batch(pairs)),
         f"beam search of {sentences}": partial(_lower_search, config, model, devices, params),
     }
 
@@ -66,7 +66,7 @@ def _lower_search(
     sentences = config.translation.batch_size
     arrays = np.zeros((sentences, size), np.int32), np.ones(sentences, np.int32)
     with devices.active():
-        divided = devices.abstract_divided(arrays, ("data",))
+        divided = devices.abstract_batch(arrays, axes=("data",))
         search = replace(config.search, max_new_tokens=length)
         return translate_ids.lower(model, params, *divided, search=search)
 

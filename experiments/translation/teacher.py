@@ -49,7 +49,7 @@ def with_teacher(
     _check_tokenizers(parent.folder, teacher, prepared)
     with distributed.together():
         _record(folder, config.training.teacher, digest(parent))
-    logits = CompiledStep(partial(_logits, teacher.model), jax.jit, devices.mesh)
+    logits = CompiledStep(partial(_logits, teacher.model), devices.mesh)
     return lambda state, batch: step(state, with_logits(batch, logits(teacher.params, batch)))
 
 
@@ -67,10 +67,9 @@ def distilled(weight: float) -> Callable[..., TokenLoss]:
         def inputs_and_labels(batch):
             return *loss.inputs_and_labels(batch), batch.teacher_logits
 
-        def terms(passes, labels, loss_mask, teacher_logits):
-            nats, sums = loss.terms(passes, labels, loss_mask)
-            teacher = sum(soft_cross_entropy(x, teacher_logits, loss_mask) for x in passes)
-            teacher /= len(passes)
+        def terms(logits, labels, loss_mask, teacher_logits):
+            nats, sums = loss.terms(logits, labels, loss_mask)
+            teacher = soft_cross_entropy(logits, teacher_logits, loss_mask)
             return (1.0 - weight) * nats + weight * teacher, sums | {"teacher_loss": teacher}
 
         return replace(loss, inputs_and_labels=inputs_and_labels, terms=terms)

@@ -16,7 +16,7 @@ from jaxformer.errors import ConfigError
 
 SinusoidalLayout = Literal["interleaved", "halves"]
 Initializer = jax.nn.initializers.Initializer
-Params = dict[str, Array]
+Arrays = dict[str, Array]
 ParamSpecs = dict[str, tuple[Initializer, tuple[int, ...]]]
 PositionArray = Num[Array, " T"] | Num[Array, "B T"]
 
@@ -126,7 +126,7 @@ class PositionScheme(Part):
         return {}
 
     def add(
-        self, x: Float[Array, "B T D"], at: TokenPositions, params: Params
+        self, x: Float[Array, "B T D"], at: TokenPositions, params: Arrays
     ) -> Float[Array, "B T D"]:
         """The stack's input, from `x` and the positions of its tokens."""
         return x
@@ -135,7 +135,7 @@ class PositionScheme(Part):
         """The rotation of the queries and keys of all blocks; None rotates nothing."""
         return None
 
-    def bias(self, at: TokenPositions, params: Params) -> Float[Array, "_ N T S"] | None:
+    def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"] | None:
         """The bias of all attention logits, [1, N, T, S] or one of each text; None adds nothing."""
         return None
 
@@ -172,7 +172,7 @@ class Sinusoidal(PositionScheme):
             )
 
     def add(
-        self, x: Float[Array, "B T D"], at: TokenPositions, params: Params
+        self, x: Float[Array, "B T D"], at: TokenPositions, params: Arrays
     ) -> Float[Array, "B T D"]:
         """`x` plus the rows of its positions."""
         rows = self.offset + (at.max_len or at.num_keys)
@@ -194,7 +194,7 @@ class Learned(PositionScheme):
         return {"table": (jax.nn.initializers.normal(0.02), (max_len, d_model))}
 
     def add(
-        self, x: Float[Array, "B T D"], at: TokenPositions, params: Params
+        self, x: Float[Array, "B T D"], at: TokenPositions, params: Arrays
     ) -> Float[Array, "B T D"]:
         """`x` plus the rows of its positions; `ValueError` where the table ends too early."""
         table = params["table"]
@@ -257,7 +257,7 @@ class Alibi(PositionScheme):
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Alibi())
     """
 
-    def bias(self, at: TokenPositions, params: Params) -> Float[Array, "_ N T S"]:
+    def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"]:
         """-slope * |query position - key position|."""
         distance = jnp.abs(at.distances()).astype(jnp.float32)
         distance = distance.reshape(-1, 1, *distance.shape[-2:])
@@ -290,7 +290,7 @@ class Relative(PositionScheme):
         """The number of each bucket and head."""
         return {"relative_bias": (table_init, (self.buckets, num_heads))}
 
-    def bias(self, at: TokenPositions, params: Params) -> Float[Array, "_ N T S"]:
+    def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"]:
         """The numbers of the buckets of the distances."""
         distances = at.distances()
         distances = distances.reshape(-1, *distances.shape[-2:])

@@ -1,12 +1,9 @@
 """`TransformerConfig`, the recipe of a model, and the named sizes of the papers."""
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Any, Literal, TypeVar
-
-from jax.nn import initializers
 
 from jaxformer.config.checks import Checked, Count, Fraction, Natural
 from jaxformer.config.parts import (
@@ -18,7 +15,6 @@ from jaxformer.config.parts import (
 )
 from jaxformer.config.positions import (
     AnyPositions,
-    Initializer,
     Learned,
     PositionScheme,
     Rotary,
@@ -116,26 +112,6 @@ class TransformerConfig(Checked):
     def kv_heads(self) -> int:
         """K, the number of key/value heads."""
         return self.attention.num_kv_heads or self.num_heads
-
-    @property
-    def dense_init(self) -> Initializer:
-        """The initializer of projections."""
-        if self.initializer == "xavier":
-            return initializers.glorot_uniform()
-        return initializers.normal(0.02)
-
-    @property
-    def residual_init(self) -> Initializer:
-        """The initializer of projections into the residual (Radford et al. 2019, section 2.3)."""
-        if self.initializer == "scaled_normal":
-            blocks = self.num_encoder_layers + self.num_decoder_layers
-            return initializers.normal(0.02 / math.sqrt(2 * blocks))
-        return self.dense_init
-
-    @property
-    def table_init(self) -> Initializer:
-        """The initializer of tables with a row for each id or bucket."""
-        return initializers.normal(self.d_model**-0.5 if self.initializer == "xavier" else 0.02)
 
     @property
     def qkv_bias(self) -> bool:

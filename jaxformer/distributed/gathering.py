@@ -7,6 +7,7 @@ in stages, each along one axis.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -18,14 +19,12 @@ from flax import struct
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 
+from jaxformer.distributed.mesh import BATCH_AXES, MESH_AXES, row_spec
 from jaxformer.errors import ConfigError
 from jaxformer.ops.partitioning import partitioned
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten
 from jaxformer.training.train_step import Batch, GradientSums, accumulate, loss_and_gradient
-
-BATCH_AXES = ("data", "fsdp")
-"""The mesh axes that divide the rows of a batch."""
 
 GatherAt = Literal["step", "use"]
 
@@ -161,12 +160,42 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
 
 
 class _Unread(GatheredAtUse):
-    """A box that gives zeros for the whole parameter: only other reads depend on the part."""
+    """Unboxes to zeros: what still depends on the part has read it without unboxing."""
 
     def unbox(self) -> jax.Array:
         """Zeros of the shape and type of the whole parameter."""
         whole = jax.eval_shape(super().unbox)
         return jnp.zeros(whole.shape, whole.dtype)
+
+
+def on_shards(
+    function: Callable[..., Any], mesh: Mesh, specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`function(params, batch, ...)`, each device with its parts of the parameters and rows.
+
+    XLA partitions what is computed along the other axes.
+    """
+    if not row_axes(mesh):
+        return function
+    has_others = mesh.size > mesh.shape["data"] * mesh.shape["fsdp"]
+
+    def mapped(params: Params, batch: Batch, *rest: Any) -> Any:
+        rows = jax.tree.map(row_spec, batch)
+        return jax.shard_map(
+            function,
+            mesh=mesh,
+            in_specs=(jax.tree.map(_batch_spec, specs), rows, *[PartitionSpec()] * len(rest)),
+            out_specs=jax.tree.map(_batch_spec, out_specs),
+            axis_names={*(BATCH_AXES if has_others else MESH_AXES)},
+            check_vma=False,
+        )(params, batch, *rest)
+
+    return mapped
+
+
+def row_axes(mesh: Mesh) -> tuple[str, ...]:
+    """The axes of `mesh` that divide the rows of a batch among more than one group of devices."""
+    return tuple(axis for axis in BATCH_AXES if mesh.shape[axis] > 1)
 
 
 def check_gather_at(gather_at: str) -> None:
@@ -175,7 +204,7 @@ def check_gather_at(gather_at: str) -> None:
         raise ConfigError(f"gather_at={gather_at!r} is unknown: give 'step' or 'use'")
 
 
-def batch_spec(spec: PartitionSpec) -> PartitionSpec:
+def _batch_spec(spec: PartitionSpec) -> PartitionSpec:
     """`spec` with no other axes than `BATCH_AXES`."""
     return PartitionSpec(*_select_axes(spec, BATCH_AXES))
 

@@ -1,26 +1,34 @@
-"""The mesh of the devices of all processes, and programs for it."""
+"""The mesh of the devices of all processes, arrays that it divides, and programs for it."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
-from jax.sharding import AxisType, Mesh
+from jax.sharding import AxisType, Mesh, PartitionSpec, Sharding
 
 from jaxformer.errors import ConfigError
+from jaxformer.training.parameters import flatten
 
 Device = Any
 """A `jax.Device`; JAX declares no type for it."""
 
-AXES = ("data", "fsdp", "sequence", "tensor")
+MESH_AXES = ("data", "fsdp", "sequence", "tensor")
 """The axes of a mesh.
 
 "data" divides the rows of a batch, "fsdp" divides rows and parameters, "sequence" divides the
 positions of each row and parameters, in attention the heads (Jacobs et al. 2023), "tensor" divides
 heads, the feed-forward size F and the vocabulary V.
 """
+
+
+BATCH_AXES = ("data", "fsdp")
+"""The mesh axes that divide the rows of a batch."""
 
 
 def parse_mesh(text: str) -> dict[str, int]:
@@ -34,14 +42,16 @@ def parse_mesh(text: str) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for part in filter(None, (part.strip() for part in text.split(","))):
         name, _, number = (word.strip() for word in part.partition("="))
-        if name not in AXES:
-            raise ConfigError(f"mesh axis {name!r} is unknown: give {', '.join(AXES)} as NAME=SIZE")
+        if name not in MESH_AXES:
+            raise ConfigError(
+                f"mesh axis {name!r} is unknown: give {', '.join(MESH_AXES)} as NAME=SIZE"
+            )
         if name in sizes:
             raise ConfigError(f"mesh axis {name!r} appears twice in {text!r}: give it once")
         if not number.isdecimal() or int(number) < 1:
             raise ConfigError(f"mesh axis {part!r} has no size: give {name}=N with N at least 1")
         sizes[name] = int(number)
-    return {name: sizes.get(name, 1) for name in AXES}
+    return {name: sizes.get(name, 1) for name in MESH_AXES}
 
 
 def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
@@ -72,9 +82,9 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
             f"the chips are in {len(slices)} slices, between which only the data axis may lie, but "
             f"data={sizes['data']}: give a multiple of {len(slices)}"
         )
-    shape = (sizes["data"] // len(slices), *(sizes[axis] for axis in AXES[1:]))
+    shape = (sizes["data"] // len(slices), *(sizes[axis] for axis in MESH_AXES[1:]))
     parts = [_arrange(shape, slices[index]) for index in sorted(slices)]
-    return Mesh(np.concatenate(parts), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(np.concatenate(parts), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def _arrange(shape: tuple[int, ...], devices: Sequence[Device]) -> np.ndarray:
@@ -84,34 +94,64 @@ def _arrange(shape: tuple[int, ...], devices: Sequence[Device]) -> np.ndarray:
         lines = sorted(devices, key=lambda device: device.coords)
         return np.array(lines).reshape(shape)
     try:
-        types = (AxisType.Auto,) * len(AXES)
-        return jax.make_mesh(shape, AXES, axis_types=types, devices=devices).devices
+        types = (AxisType.Auto,) * len(MESH_AXES)
+        return jax.make_mesh(shape, MESH_AXES, axis_types=types, devices=devices).devices
     except NotImplementedError:  # two mesh axes have to share a TPU's physical axis
         return create_device_mesh(shape, devices, allow_split_physical_axes=True)
 
 
 def standardize(mesh: Mesh) -> Mesh:
-    """`mesh` with all of `AXES` in order, and Auto axes.
+    """`mesh` with all of `MESH_AXES` in order, and Auto axes.
 
     Under Explicit axes, the default of `jax.make_mesh`, a lookup in a sharded table is an error.
     Raises `ConfigError` for an axis with another name.
     """
-    if not set(mesh.axis_names) <= set(AXES):
+    if not set(mesh.axis_names) <= set(MESH_AXES):
         raise ConfigError(
             f"the mesh has axes {', '.join(map(str, mesh.axis_names))}, but only "
-            f"{', '.join(AXES)} are supported: rename them"
+            f"{', '.join(MESH_AXES)} are supported: rename them"
         )
-    order = sorted(range(mesh.devices.ndim), key=lambda i: AXES.index(mesh.axis_names[i]))
-    shape = tuple(mesh.shape.get(name, 1) for name in AXES)
+    order = sorted(range(mesh.devices.ndim), key=lambda i: MESH_AXES.index(mesh.axis_names[i]))
+    shape = tuple(mesh.shape.get(name, 1) for name in MESH_AXES)
     devices = mesh.devices.transpose(order).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def row_spec(leaf: Any, axes: tuple[str, ...] = BATCH_AXES) -> PartitionSpec:
+    """The spec of a leaf of a batch: mesh `axes` divide its rows; a scalar is not divided."""
+    return PartitionSpec(axes) if jnp.ndim(leaf) else PartitionSpec()
+
+
+def check_rows(batch: Any, num_shards: int, grad_accumulation: int = 1, share: float = 1.0) -> None:
+    """Raises `ConfigError` for rows that shards times parts of the batch do not divide.
+
+    A leaf has 1 / `share` of the rows of the global batch.
+    """
+    need = num_shards * grad_accumulation
+    for path, leaf in flatten(batch).items():
+        rows = round(leaf.shape[0] * share) if jnp.ndim(leaf) else 0
+        if rows % need:
+            raise ConfigError(
+                f"{path} has {rows} rows, but {num_shards} shards x grad_accumulation="
+                f"{grad_accumulation} need a multiple of {need}: change one of the three"
+            )
+
+
+def global_array(leaf: Any, sharding: Sharding, share: float = 1.0) -> jax.Array:
+    """The array of all processes; this one has built 1 / `share` of its rows, in their order."""
+    leaf = np.asarray(leaf)
+    leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
+    shape = (round(len(leaf) * share), *leaf.shape[1:]) if leaf.ndim else ()
+    return jax.make_array_from_process_local_data(sharding, leaf, shape)
 
 
 class CompiledStep:
     """A function compiled for the devices of a mesh, once for each combination of argument shapes.
 
+    `options` are those of `jax.jit`.
+
     >>> from jaxformer.distributed import CompiledStep, make_mesh
-    >>> double = CompiledStep(lambda x: 2 * x, jax.jit, make_mesh("data=1", jax.devices()[:1]))
+    >>> double = CompiledStep(lambda x: 2 * x, make_mesh("data=1", jax.devices()[:1]))
     >>> double(jnp.ones(3))
     Array([2., 2., 2.], dtype=float32)
     """
@@ -119,12 +159,13 @@ class CompiledStep:
     def __init__(
         self,
         function: Callable[..., Any],
-        jit: Callable[[Callable[..., Any]], Any],
         mesh: Mesh,
+        compiler_options: Mapping[str, str] = MappingProxyType({}),
+        **options: Any,
     ) -> None:
-        """`jit` compiles for the devices of `mesh`."""
         self._mesh = mesh
-        self._compiled = jit(function)
+        options["compiler_options"] = dict(compiler_options) or None
+        self._compiled = jax.jit(function, **options)
 
     def __call__(self, *args: Any) -> Any:
         """The result of the function, which may still be computed."""
@@ -135,3 +176,19 @@ class CompiledStep:
         """The program for arguments of these shapes, before compilation."""
         with jax.set_mesh(self._mesh):
             return self._compiled.lower(*args)
+
+
+@contextmanager
+def threefry_kernel(use: bool) -> Iterator[None]:
+    """Within it, if `use`, programs for a GPU call JAX's kernel for random numbers.
+
+    A program that creates many parameters then compiles in a tenth of the time: otherwise each has
+    a kernel of its own.
+    """
+    option = "jax_threefry_gpu_kernel_lowering"
+    before = getattr(jax.config, option)
+    jax.config.update(option, use or before)
+    try:
+        yield
+    finally:
+        jax.config.update(option, before)

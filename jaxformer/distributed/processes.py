@@ -104,8 +104,13 @@ def agreed(number: float) -> float:
 
 def to_numpy(leaf: Any) -> np.ndarray:
     """The whole array in numpy on every process; a PRNG key as its key data."""
-    if jnp.issubdtype(jnp.asarray(leaf).dtype, jax.dtypes.prng_key):
+    if is_key(leaf):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
         return multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
+
+
+def is_key(leaf: Any) -> bool:
+    """Whether `leaf` is an array of typed PRNG keys."""
+    return jnp.issubdtype(jnp.result_type(leaf), jax.dtypes.prng_key)

@@ -1,9 +1,11 @@
 """Strategies: one device, copies of the state, or a state divided over a mesh."""
 
+import contextlib
 import copy
+import math
+import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any
@@ -12,23 +14,35 @@ import jax
 import numpy as np
 import optax
 from flax import linen as nn
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 from jax.tree_util import Partial
+from jaxtyping import Int
 
-from jaxformer.distributed.batches import DividedRows, check_rows, row_spec
 from jaxformer.distributed.gathering import (
-    BATCH_AXES,
     GatherAt,
     Gathering,
-    batch_spec,
     check_gather_at,
+    on_shards,
+    row_axes,
     torus_stages,
 )
 from jaxformer.distributed.memory import check_fits
-from jaxformer.distributed.mesh import AXES, CompiledStep, Device
-from jaxformer.distributed.processes import to_numpy
+from jaxformer.distributed.mesh import (
+    BATCH_AXES,
+    CompiledStep,
+    Device,
+    check_rows,
+    global_array,
+    row_spec,
+    standardize,
+    threefry_kernel,
+)
+from jaxformer.distributed.processes import is_key, to_numpy
 from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
+from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
+from jaxformer.text.data import RowSelection, fill_rows
+from jaxformer.text.data.batches import pad_rows
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import ModelAxes, Params, flatten, map_with_path
 from jaxformer.training.train_step import (
@@ -41,7 +55,7 @@ from jaxformer.training.train_step import (
 )
 
 
-class Strategy(DividedRows):
+class Strategy:
     """A mesh of devices, and how a state is divided over it.
 
     `single`, `replicated` and `sharded` create one. A state has the same global shapes under each.
@@ -49,11 +63,9 @@ class Strategy(DividedRows):
 
     Attributes:
       mesh: the devices that programs are compiled for.
-      rules: the mesh axis of each named axis of a parameter; None copies all parameters.
-      paths: specs by a regular expression of the parameter's path, before `rules`.
-      axes: the named axes of the parameters, which `rules` need (see `for_model`).
+      rules, paths, axes: as in `sharded`; `rules` None copies all parameters.
       compiler_options: passed to XLA (see `ProcessSetup.compiler_options`).
-      num_shards: into how many parts the rows of a batch are divided.
+      num_shards: the number of parts of the rows of a batch.
       local_shards: the indices of the parts that devices of this process hold.
 
     >>> strategy = jf.single()
@@ -75,7 +87,13 @@ class Strategy(DividedRows):
         axes: ModelAxes | None = None,
         compiler_options: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
-        super().__init__(mesh)
+        self.mesh: Mesh = standardize(mesh)
+        self.num_shards: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
+        groups = self.mesh.devices.reshape(self.num_shards, -1)
+        here = jax.process_index()
+        self.local_shards: tuple[int, ...] = tuple(
+            i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
+        )
         self.rules: Mapping[str, MeshAxes] | None = rules
         self.paths: Mapping[str, PartitionSpec] = paths
         self.axes: ModelAxes | None = axes
@@ -103,9 +121,8 @@ class Strategy(DividedRows):
         check_fits(abstract)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         # XLA cannot divide a call of JAX's kernel among devices.
-        kernel = _threefry_kernel() if self.mesh.size == 1 else nullcontext()
-        with jax.set_mesh(self.mesh), kernel:
-            return jax.jit(_call, out_shardings=shardings)(make_state)
+        with jax.set_mesh(self.mesh), threefry_kernel(self.mesh.size == 1):
+            return jax.jit(operator.call, out_shardings=shardings)(make_state)
 
     def abstract(self, make_state: Callable[[], Any]) -> Any:
         """The result of `init` as `jax.ShapeDtypeStruct` with shardings, to restore into."""
@@ -115,6 +132,85 @@ class Strategy(DividedRows):
             shapes,
             self.shardings(shapes),
         )
+
+    def local_rows(self, batch_size: int) -> Int[np.ndarray, " R"]:
+        """The ascending indices of the rows of a global batch that this process has to build.
+
+        Several processes build different rows, except where a mesh divides the work on one row
+        among them. Raises `ConfigError` when `num_shards` does not divide `batch_size`.
+        """
+        if batch_size % self.num_shards:
+            raise ConfigError(
+                f"a batch has {batch_size} rows, but {self.num_shards} shards need a multiple of "
+                f"{self.num_shards}: change one of the two"
+            )
+        size = batch_size // self.num_shards
+        return np.concatenate([np.arange(size) + shard * size for shard in self.local_shards])
+
+    def shard_batch(self, batch: Batch) -> Batch:
+        """The global batch on the devices, from the rows that this process has built.
+
+        `batch` holds scalars and numpy arrays [R, ...], the rows `local_rows(B)` of the global
+        arrays [B, ...]. Raises `ConfigError` when `num_shards` does not divide B.
+        """
+        share = self.num_shards / len(self.local_shards)
+        check_rows(batch, self.num_shards, share=share)
+        return jax.tree.map(lambda leaf: self._place(leaf, BATCH_AXES, share), batch)
+
+    def make_batch(self, make: Callable[[RowSelection], Batch], parts: int = 1) -> Batch:
+        """The global batch on the devices; every process calls `make` for its own rows.
+
+        `make(rows)` returns the rows of a batch of B that rows(B) selects, such as
+        `functools.partial(batches.batch, step)`. Empty rows fill the batch up, so that the devices
+        share it evenly, each in `parts` (see `fill_rows`).
+        """
+        sizes = []
+
+        def select(batch_size: int) -> Int[np.ndarray, " R"]:
+            rows = self.local_rows(batch_size + -batch_size % (self.num_shards * parts))
+            sizes.append(len(rows))
+            return rows[rows < batch_size]
+
+        batch = make(select)
+        return self.shard_batch(fill_rows(batch, sizes[0]) if sizes else batch)
+
+    def divide(self, batch: Batch, axes: tuple[str, ...] = BATCH_AXES) -> Batch:
+        """The batch on the devices, its rows divided along mesh `axes`; each process has all rows.
+
+        `batch` holds arrays [B, ...] and scalars. Rows of zeros make B a multiple of the parts.
+        """
+        if self.mesh.size == 1:
+            return batch
+        return jax.tree.map(lambda leaf: self._place(self._padded(leaf, axes), axes), batch)
+
+    def abstract_batch(
+        self, batch: Batch, parts: int = 1, axes: tuple[str, ...] = BATCH_AXES
+    ) -> Batch:
+        """The result of `make_batch` or `divide` for all rows, as `jax.ShapeDtypeStruct`."""
+
+        def describe(leaf: Any) -> jax.ShapeDtypeStruct:
+            leaf = np.asarray(self._padded(leaf, axes, parts))
+            dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+            where = self._sharding(row_spec(leaf, axes))
+            return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=where)
+
+        return jax.tree.map(describe, batch)
+
+    def _padded(self, leaf: Any, axes: tuple[str, ...], parts: int = 1) -> Any:
+        """A leaf with rows of zeros, so that mesh `axes` share its rows evenly, each in `parts`."""
+        if is_key(leaf) or not np.ndim(leaf):
+            return leaf
+        count = math.prod(self.mesh.shape[axis] for axis in axes) * parts
+        return pad_rows(np.asarray(leaf), len(leaf) + -len(leaf) % count)
+
+    def _place(self, leaf: Any, axes: tuple[str, ...], share: float = 1.0) -> Any:
+        """A leaf on the devices; this process has 1 / `share` of its rows."""
+        where = self._sharding(row_spec(leaf, axes))
+        return leaf if is_key(leaf) else global_array(leaf, where, share)
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Within it programs are compiled for these devices."""
+        return jax.set_mesh(self.mesh) if self.mesh.size > 1 else contextlib.nullcontext()
 
     def shard_state(self, tree: Any) -> Any:
         """A state or parameters from a file or other devices, moved to this strategy's devices.
@@ -169,20 +265,20 @@ class Strategy(DividedRows):
 
         def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
             stages = torus_stages(self.mesh)
-            gathering = Gathering(specs, self._axes, gather_at, gather_dtype, stages)
+            gathering = Gathering(specs, row_axes(self.mesh), gather_at, gather_dtype, stages)
             return gathering.gradient_sums(loss, params, batch, rng, grad_accumulation)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             check_rows(batch, self.num_shards, grad_accumulation)
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
-            on_shards = self._on_shards(partial(sums_of, specs), specs, out_specs)
-            state, metrics = update(state, on_shards(state.params, batch, state.dropout_rng))
+            sums = on_shards(partial(sums_of, specs), self.mesh, specs, out_specs)
+            state, metrics = update(state, sums(state.params, batch, state.dropout_rng))
             if self.mesh.size > 1:
                 state = jax.lax.with_sharding_constraint(state, self.shardings(state))
             return state, metrics
 
-        return CompiledStep(step, partial(self._jit, donate_argnums=0), self.mesh)
+        return CompiledStep(step, self.mesh, self.compiler_options, donate_argnums=0)
 
     def evaluate(
         self, loss: Loss, *, gather_at: GatherAt = "step", gather_dtype: Any = None
@@ -194,42 +290,20 @@ class Strategy(DividedRows):
         check_gather_at(gather_at)
 
         def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
-            gathering = Gathering(specs, self._axes, gather_at, gather_dtype)
+            gathering = Gathering(specs, row_axes(self.mesh), gather_at, gather_dtype)
             return gathering.sum(make_eval_step(gathering.of_parts(loss))(params, batch))
 
         def evaluate(params: Params, batch: Batch) -> Metrics:
             specs = self._tree_of_specs(params)
-            return self._on_shards(partial(sums_of, specs), specs, PartitionSpec())(params, batch)
+            sums = on_shards(partial(sums_of, specs), self.mesh, specs, PartitionSpec())
+            return sums(params, batch)
 
-        return CompiledStep(evaluate, self._jit, self.mesh)
+        return CompiledStep(evaluate, self.mesh, self.compiler_options)
 
-    @property
-    def _axes(self) -> tuple[str, ...]:
-        """The mesh axes that divide the rows of a batch among more than one group of devices."""
-        return tuple(axis for axis in BATCH_AXES if self.mesh.shape[axis] > 1)
-
-    def _on_shards(
-        self, function: Callable[..., Any], specs: Any, out_specs: Any
-    ) -> Callable[..., Any]:
-        """`function(params, batch, ...)`, each device with its parts of the parameters and rows.
-
-        XLA partitions what is computed along the other axes.
-        """
-        if not self._axes:
-            return function
-
-        def mapped(params: Params, batch: Batch, *rest: Any) -> Any:
-            rows = jax.tree.map(row_spec, batch)
-            return jax.shard_map(
-                function,
-                mesh=self.mesh,
-                in_specs=(jax.tree.map(batch_spec, specs), rows, *[PartitionSpec()] * len(rest)),
-                out_specs=jax.tree.map(batch_spec, out_specs),
-                axis_names={*(BATCH_AXES if self.mesh.size > self.num_shards else AXES)},
-                check_vma=False,
-            )(params, batch, *rest)
-
-        return mapped
+    def _sharding(self, spec: PartitionSpec) -> Sharding:
+        if self.mesh.size == 1:
+            return SingleDeviceSharding(self.mesh.devices.item())
+        return NamedSharding(self.mesh, spec)
 
     def _specs(self, params: Params) -> dict[str, PartitionSpec]:
         if self.rules is None:
@@ -240,10 +314,6 @@ class Strategy(DividedRows):
     def _tree_of_specs(self, params: Params) -> Any:
         specs = self._specs(params)
         return map_with_path(lambda path, _: specs[path], params)
-
-    def _jit(self, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
-        compiler_options = dict(self.compiler_options) or None
-        return jax.jit(function, compiler_options=compiler_options, **options)
 
 
 def single(
@@ -286,7 +356,7 @@ def sharded(
     axes: ModelAxes | None = None,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
 ) -> Strategy:
-    """The state divided over `mesh`, whose axes are named as those of `AXES`.
+    """The state divided over `mesh`, whose axes are named as those of `MESH_AXES`.
 
     `rules` say which mesh axis divides each axis of a parameter, by the names in `axes`, those of
     `parameter_axes(model)` (see also `Strategy.for_model`); `{**RULES, "vocab": None}` changes one.
@@ -315,33 +385,15 @@ def strategy_of(params: Any) -> Strategy:
     divided = {k: x for k, x in placed.items() if isinstance(x, NamedSharding)}
     if not divided:
         devices = [device for sharding in placed.values() for device in sharding.device_set]
-        return _divided_so(Mesh(np.array((devices or jax.local_devices())[:1]), ("data",)), ())
+        return _strategy_of_specs(
+            Mesh(np.array((devices or jax.local_devices())[:1]), ("data",)), ()
+        )
     mesh = next(iter(divided.values())).mesh
     assert isinstance(mesh, Mesh)  # arrays outside of programs lie on devices
-    return _divided_so(mesh, tuple((path, x.spec) for path, x in divided.items()))
+    return _strategy_of_specs(mesh, tuple((path, x.spec) for path, x in divided.items()))
 
 
 @lru_cache(maxsize=16)
-def _divided_so(mesh: Mesh, specs: tuple[tuple[str, PartitionSpec], ...]) -> Strategy:
+def _strategy_of_specs(mesh: Mesh, specs: tuple[tuple[str, PartitionSpec], ...]) -> Strategy:
     paths = {f"^{re.escape(path)}$": spec for path, spec in specs}
     return Strategy(mesh, {} if paths else None, paths=paths)
-
-
-@contextmanager
-def _threefry_kernel() -> Iterator[None]:
-    """Within it, programs for a GPU call JAX's kernel for random numbers.
-
-    A program that creates many parameters then compiles in a tenth of the time: otherwise each has
-    a kernel of its own.
-    """
-    option = "jax_threefry_gpu_kernel_lowering"
-    before = getattr(jax.config, option)
-    jax.config.update(option, True)
-    try:
-        yield
-    finally:
-        jax.config.update(option, before)
-
-
-def _call(function: Callable[[], Any]) -> Any:
-    return function()

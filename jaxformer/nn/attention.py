@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
-from jaxformer.nn.cache import FoldBeams, KeyValue
+from jaxformer.nn.cache import KeyValue, fold_beams
 from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm, check_axes, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
@@ -95,13 +95,13 @@ class MultiHeadAttention(nn.Module):
         (self-attention), `mask` to one that allows everything. The queries are rotated by
         `rotation`, and `bias` is added to the scaled logits.
         """
-        q = tap(self, "queries", self.project("query", x, self.num_heads, rotation=rotation))
+        q = self.project("query", x, self.num_heads, rotation=rotation)
         if kv is None:
             kv = self.keys_values(x, rotation)
         elif not isinstance(kv, tuple):
             kv = self.keys_values(kv, size=q.shape[-1])
         mask = AttentionMask() if mask is None else mask
-        heads = self.attend(q, *kv, mask, bias, dropout_rng)
+        heads = self.attend(tap(self, "queries", q), *kv, mask, bias, dropout_rng)
         return tap(self, "output", self.project("out", tap(self, "heads", heads), x.shape[-1]))
 
     def keys_values(
@@ -166,7 +166,7 @@ class MultiHeadAttention(nn.Module):
         check_mask(mask, (len(k), beams * q.shape[1], k.shape[1]))
         attention_fn = self.attention_fn
         if mask.from_cache or beams > 1:
-            attention_fn = FoldBeams(attention_fn)
+            attention_fn = partial(fold_beams, attention_fn)
         has_mesh = not jax.sharding.get_abstract_mesh().empty
         q, k, v = divide_heads(q, k, v) if has_mesh else (q, k, v)
         heads = attention_fn(q, k, v, mask, bias=bias, dropout=dropout, **options)

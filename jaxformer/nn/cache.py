@@ -7,7 +7,6 @@ beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by b
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -281,38 +280,31 @@ def init_cache(
     return Cache(layers, 0, beam_ancestors=ancestors)
 
 
-@dataclass(frozen=True)
-class FoldBeams:
+def fold_beams(
+    attention_fn: Callable[..., Float[Array, "B Q N Hv"]],
+    q: Float[Array, "R T N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K Hv"],
+    mask: AttentionMask,
+    bias: Float[Array, "_ N Q S"] | None = None,
+    **options: Any,
+) -> Float[Array, "R T N Hv"]:
     """`attention_fn` of the queries of R = B*W rows on the keys and values of B sentences.
 
     The W rows of a sentence (its beams) become Q = W*T further queries of that sentence, so that
     its keys and values are not repeated. Mask and bias are those of the Q queries. Keys after the
     last query of a causal mask, such as the empty part of a cache, are left out where its offset is
-    known while tracing.
+    known while tracing. `options` are passed on.
     """
-
-    attention_fn: Callable[..., Float[Array, "B Q N Hv"]]
-
-    def __call__(
-        self,
-        q: Float[Array, "R T N H"],
-        k: Float[Array, "B S K H"],
-        v: Float[Array, "B S K Hv"],
-        mask: AttentionMask,
-        /,
-        bias: Float[Array, "_ N Q S"] | None = None,
-        **options: Any,
-    ) -> Float[Array, "R T N Hv"]:
-        """The result for each row; `options` are passed on."""
-        beams = len(q) // max(len(k), 1) or 1
-        folded = q.reshape(len(k), beams * q.shape[1], *q.shape[2:])
-        queries, keys = folded.shape[1], k.shape[1]
-        seen = mask.offset + queries if mask.causal and isinstance(mask.offset, int) else keys
-        if 0 < seen < keys:
-            k, v, mask = k[:, :seen], v[:, :seen], mask.slice(0, queries, 0, seen)
-            bias = None if bias is None else bias[..., :seen]
-        heads = self.attention_fn(folded, k, v, mask, bias=bias, **options)
-        return heads.reshape(*q.shape[:3], heads.shape[-1])
+    beams = len(q) // max(len(k), 1) or 1
+    folded = q.reshape(len(k), beams * q.shape[1], *q.shape[2:])
+    queries, keys = folded.shape[1], k.shape[1]
+    seen = mask.offset + queries if mask.causal and isinstance(mask.offset, int) else keys
+    if 0 < seen < keys:
+        k, v, mask = k[:, :seen], v[:, :seen], mask.slice(0, queries, 0, seen)
+        bias = None if bias is None else bias[..., :seen]
+    heads = attention_fn(folded, k, v, mask, bias=bias, **options)
+    return heads.reshape(*q.shape[:3], heads.shape[-1])
 
 
 def _beam_numbers(beams: int) -> Int[Array, "1 W 1"]:

@@ -9,7 +9,8 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap, tap
-from jaxformer.nn.models import EncoderOnly, EncoderOutput, Model, Tokens
+from jaxformer.nn.models import EncoderOnly, Model, Tokens
+from jaxformer.nn.stack import dense_init
 from jaxformer.ops.dense import add_bias, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -47,7 +48,7 @@ class MaskedLanguageModel(Model):
                 "output.bias=False, but the logits of a masked model have a bias: leave it out"
             )
         self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
-        init = config.dense_init
+        init = dense_init(config)
         self.transform: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)
         norm = config.norm
         self.transform_norm: Norm = Norm(norm.kind, norm.eps, config.use_bias)
@@ -69,9 +70,10 @@ class MaskedLanguageModel(Model):
 
         `padding_mask` is True at real tokens, `token_type_ids` tell the two sentences apart.
         """
-        encoded = self.encode(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
-        hidden = take_positions(encoded.hidden, masked_positions)
-        return MaskedLMOutput(self.lm_head(hidden), self.next_sentence_head(encoded.pooled))
+        encoded = self.encoder(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+        logits = self.lm_head(take_positions(encoded.hidden, masked_positions))
+        pooled = encoded.pooled
+        return MaskedLMOutput(logits, None if pooled is None else self.next_sentence(pooled))
 
     def hidden(
         self,
@@ -83,7 +85,7 @@ class MaskedLanguageModel(Model):
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B P D"]:
         """The encoder's output, from which `lm_head` makes the logits of `__call__`."""
-        encoded = self.encode(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
+        encoded = self.encoder(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
         return take_positions(encoded.hidden, masked_positions)
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
@@ -93,21 +95,6 @@ class MaskedLanguageModel(Model):
         logits = logits_matmul(x, self.encoder.embedding.table.T)
         logits, cap = add_bias(logits, self.bias), self.config.output.softcap
         return tap(self, "logits", logits if cap is None else softcap(logits, cap))
-
-    def next_sentence_head(self, pooled: Float[Array, "B D"] | None) -> Float[Array, "B 2"] | None:
-        """The logits of whether sentence B follows sentence A; None without `config.pooler`."""
-        return None if pooled is None else self.next_sentence(pooled)
-
-    def encode(
-        self,
-        tokens: Tokens,
-        padding_mask: Bool[AnyArray, "B T"] | None = None,
-        token_type_ids: Int[AnyArray, "B T"] | None = None,
-        *,
-        dropout_rng: DropoutRng | None = None,
-    ) -> EncoderOutput:
-        """The encoder's output for `tokens`, without the heads."""
-        return self.encoder(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
 
 
 class Classifier(nn.Module):
@@ -199,7 +186,7 @@ class SpanPredictor(nn.Module):
 
 def dense_head(config: TransformerConfig, size: int) -> Dense:
     """The layer `head` of a task with `size` outputs."""
-    return Dense(size, dtype=config.dtype, kernel_init=config.dense_init, name="head")
+    return Dense(size, dtype=config.dtype, kernel_init=dense_init(config), name="head")
 
 
 def take_positions(

@@ -17,9 +17,9 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
 from jaxformer.nn.layers import Dense, Embedding, LMHead, check_axes, dropout_rng_of, tap
-from jaxformer.nn.stack import Stack, make_stack
+from jaxformer.nn.stack import Stack, dense_init, make_stack, table_init
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, as_padding_mask
 
 Tokens = Int[AnyArray, "B T"] | Float[AnyArray, "B T D"]
@@ -33,7 +33,7 @@ def make_embedding(
 ) -> Embedding:
     """A table of `vocab_size` vectors of the model of `config`."""
     scale = config.embeddings.scale
-    return Embedding(vocab_size, config.d_model, scale, zero_id, config.table_init, config.dtype)
+    return Embedding(vocab_size, config.d_model, scale, zero_id, table_init(config), config.dtype)
 
 
 class Model(nn.Module):
@@ -57,7 +57,7 @@ class Model(nn.Module):
             return x
         name = "/".join((*self.path, f"{side}_words"))
         rng = dropout_rng_of(self, dropout_rng, len(x))
-        return Dropout(rng, name, rate)(x, whole_vectors=True)
+        return DropoutMask(rng, name, rate)(x, whole_vectors=True)
 
 
 class DecodingModel(Model):
@@ -76,7 +76,7 @@ class DecodingModel(Model):
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         output = config.output
         self.output: LMHead = LMHead(
-            config.vocab_size, bool(output.bias), output.softcap, config.dense_init
+            config.vocab_size, bool(output.bias), output.softcap, dense_init(config)
         )
         self.decoder: Stack = make_stack(
             config, config.num_decoder_layers, self._cross, self.attention_fn, self.block
@@ -84,8 +84,8 @@ class DecodingModel(Model):
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        tied = self.embedding if self.config.ties_output else None
-        return tap(self, "logits", self.output(hidden, tied))
+        is_tied = self.config.embeddings.tied in ("output", "all")
+        return tap(self, "logits", self.output(hidden, self.embedding if is_tied else None))
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"] | Float[AnyArray, "B W T D"], cache: Cache
@@ -314,7 +314,7 @@ class EncoderOnly(Model):
         )
         if config.pooler != "none":
             self.pooler: Dense = Dense(
-                config.d_model, dtype=config.dtype, kernel_init=config.dense_init
+                config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
             )
 
     def __call__(

@@ -1,5 +1,6 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +24,27 @@ from jaxformer.ops.masks import AnyArray, AttentionMask
 from jaxformer.ops.partitioning import divide_positions, gather_positions
 
 _NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
+_NORMAL = nn.initializers.normal(0.02)
+
+
+def dense_init(config: TransformerConfig) -> Initializer:
+    """The initializer of projections."""
+    return nn.initializers.xavier_uniform() if config.initializer == "xavier" else _NORMAL
+
+
+def residual_init(config: TransformerConfig) -> Initializer:
+    """The initializer of projections into the residual (Radford et al. 2019, section 2.3)."""
+    if config.initializer != "scaled_normal":
+        return dense_init(config)
+    blocks = config.num_encoder_layers + config.num_decoder_layers
+    return nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
+
+
+def table_init(config: TransformerConfig) -> Initializer:
+    """The initializer of tables with a row for each id or bucket."""
+    return (
+        nn.initializers.normal(config.d_model**-0.5) if config.initializer == "xavier" else _NORMAL
+    )
 
 
 def make_block(
@@ -50,8 +72,8 @@ def make_block(
         feed_forward_options=config.feed_forward,
         use_bias=config.use_bias,
         attention_fn=attention_fn,
-        kernel_init=config.dense_init,
-        out_init=config.residual_init,
+        kernel_init=dense_init(config),
+        out_init=residual_init(config),
         dtype=config.dtype,
         layer=layer,
     )
@@ -79,21 +101,21 @@ def make_stack(
             f"attention_fn={attention_fn!r} is not a function: give one of ATTENTION_FNS[...] with "
             f"{', '.join(map(repr, ATTENTION_FNS))}"
         )
-    kind = ScannedStack if config.scan_layers else Stack
-    return kind(
+    return Stack(
         num_layers,
         partial(make_block, config, cross, attention_fn, block),
         config.num_heads,
-        head_dim=config.key_size,
+        head_dim=config.head_dim,
         scheme=config.positions,
         max_len=config.max_len,
-        table_init=config.table_init,
+        table_init=table_init(config),
         dropout_rate=config.dropout_rate,
         window=config.attention.window,
         full_every=config.attention.full_every,
         make_norm=partial(Norm, config.norm.kind, config.norm.eps, config.use_bias),
         input_norm=config.embeddings.norm,
         output_norm=config.norm.placement != "post",
+        scan=config.scan_layers,
     )
 
 
@@ -163,7 +185,7 @@ class Stack(nn.Module):
     """H; None: D / N."""
     scheme: PositionScheme = NoPositions()
     max_len: int = 512
-    table_init: Initializer = nn.initializers.normal(0.02)
+    table_init: Initializer = _NORMAL
     dropout_rate: float = 0.0
     """Dropout on the input, with its positions."""
     window: int | None = None
@@ -174,25 +196,27 @@ class Stack(nn.Module):
     input_norm: bool = False
     """A norm of the input, with its positions."""
     output_norm: bool = True
+    scan: bool = False
+    """One loop applies the blocks. Their parameters, caches and encoder keys have a leading layer
+    axis; a deep model compiles as fast as a shallow one."""
 
     def setup(self) -> None:
-        if self.num_layers < 1:
+        count = self.num_layers
+        if count < 1:
             field = f"num_{self.name}_layers" if self.name else "num_layers"
             raise ConfigError(
-                f"{field}={self.num_layers}, but this model needs at least 1: give more, or build "
+                f"{field}={count}, but this model needs at least 1: give more, or build "
                 "a model without it"
             )
-        self.set_blocks()
+        if self.scan:
+            self.stacked_blocks: nn.Module = self.make_block()
+        else:
+            self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(count)]
         self.dropout: Dropout = Dropout(self.dropout_rate, "input")
         if self.input_norm:
             self.embedding_norm: nn.Module = self.make_norm()
         if self.output_norm:
             self.final_norm: nn.Module = self.make_norm()
-
-    @nn.nowrap
-    def set_blocks(self) -> None:
-        """Sets the blocks."""
-        self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(self.num_layers)]
 
     def __call__(
         self,
@@ -280,49 +304,26 @@ class Stack(nn.Module):
                 dropout_rng=dropout_rng,
             )
 
-        x, layers = self.apply_blocks(apply, x, layers, encoder_kv, dropout_rng)
+        if self.scan:
+            layer, kv = (layers or (None,))[0], (encoder_kv or (None,))[0]
+            x, layers = self._apply_in_scan(apply, x, layer, kv, dropout_rng)
+        else:
+            none, new_layers = (None,) * self.num_layers, []
+            parts = zip(self.blocks, layers or none, encoder_kv or none, strict=True)
+            for i, (block, layer, kv) in enumerate(parts):
+                is_full = self.full_every is not None and (i + 1) % self.full_every == 0
+                x, layer = apply(block, x, layer, kv, dropout_rng, is_full)
+                new_layers.append(layer)
+            layers = tuple(new_layers)
         x = self.final_norm(x) if self.output_norm else x
         return tap(self, "output", gather_positions(x) if has_mesh else x), layers
 
-    def apply_blocks(
+    def _apply_in_scan(
         self,
         apply: Callable[..., tuple[Array, LayerCache | None]],
         x: Float[Array, "R T D"],
-        layers: tuple[LayerCache, ...],
-        encoder_kv: tuple[KeyValue | LayerCache, ...],
-        dropout_rng: DropoutRng | None,
-    ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
-        """`x` after all blocks, and the new `layers`."""
-        none, new_layers = (None,) * self.num_layers, []
-        parts = zip(self.blocks, layers or none, encoder_kv or none, strict=True)
-        for i, (block, layer, kv) in enumerate(parts):
-            is_full = self.full_every is not None and (i + 1) % self.full_every == 0
-            x, layer = apply(block, x, layer, kv, dropout_rng, is_full)
-            new_layers.append(layer)
-        return x, tuple(new_layers)
-
-    def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
-        """Each block's cross-attention keys and values of the encoder's output `x`."""
-        return tuple(block.cross_attention.keys_values(x) for block in self.blocks)
-
-
-class ScannedStack(Stack):
-    """A stack whose blocks are one loop: their parameters have a leading layer axis.
-
-    A deep model compiles as fast as a shallow one. Caches and encoder keys have the layer axis too.
-    """
-
-    @nn.nowrap
-    def set_blocks(self) -> None:
-        """Sets the one block of the loop."""
-        self.stacked_blocks: nn.Module = self.make_block()
-
-    def apply_blocks(
-        self,
-        apply: Callable[..., tuple[Array, LayerCache | None]],
-        x: Float[Array, "R T D"],
-        layers: tuple[LayerCache, ...],
-        encoder_kv: tuple[KeyValue | LayerCache, ...],
+        layer: LayerCache | None,
+        kv: KeyValue | LayerCache | None,
         dropout_rng: DropoutRng | None,
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after one scan over the blocks; full and windowed blocks are its two branches."""
@@ -343,17 +344,18 @@ class ScannedStack(Stack):
                 return windowed(block, x)
             return nn.cond((number + 1) % self.full_every == 0, full, windowed, block, x)
 
-        scan, none = nn.scan(step, **_LAYER_AXIS, length=self.num_layers), (None,)
-        inputs = (layers or none)[0], (encoder_kv or none)[0], jnp.arange(self.num_layers)
-        x, layer = scan(self.stacked_blocks, x, inputs)
+        scan = nn.scan(step, **_LAYER_AXIS, length=self.num_layers)
+        x, layer = scan(self.stacked_blocks, x, (layer, kv, jnp.arange(self.num_layers)))
         return x, (layer,)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
-        """The blocks' cross-attention keys and values of `x`, with a leading layer axis."""
+        """Each block's cross-attention keys and values of the encoder's output `x`."""
 
         def project(block: Any) -> KeyValue:
             return block.cross_attention.keys_values(x)
 
+        if not self.scan:
+            return tuple(map(project, self.blocks))
         over_layers = nn.vmap(project, **_LAYER_AXIS, axis_size=self.num_layers)
         return (over_layers(self.stacked_blocks),)
 

@@ -1,7 +1,7 @@
 """Cross-entropy as (sum in nats, number of tokens), from all logits at once or chunk by chunk."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -41,17 +41,17 @@ def cross_entropy(
 
 def chunked_sums(
     sums_of: Callable[..., LossAndSums],
-    lm_head: Callable[[Float[Array, "M D"]], Float[Array, "M V"]],
-    hidden: Sequence[Float[Array, "*shape D"]],
+    lm_head: Callable[[Float[Array, "M ... D"]], Float[Array, "M ... V"]],
+    hidden: Float[Array, "... D"],
     *leaves: jax.Array,
     chunk: int,
 ) -> LossAndSums:
     """sums_of(logits, *leaves), of `chunk` tokens at a time.
 
-    `logits` are `lm_head` of each array of `hidden`; a leaf, such as labels, has the shape [*shape]
-    or [*shape, ...]. `sums_of` returns (nats, {name: sum}), each of which is a sum over tokens, and
-    0 where all leaves are. A device that has some of the tokens computes at most `chunk` of its own
-    at a time.
+    `logits` are `lm_head` of `hidden`. The tokens are the axes of the first leaf, such as labels;
+    `hidden` and the other leaves may have further axes after these. `sums_of` returns (nats,
+    {name: sum}), each of which is a sum over tokens, and 0 where all leaves are. A device that has
+    some of the tokens computes at most `chunk` of its own at a time.
 
     The gradient of nats goes to `hidden` and to all arrays that `lm_head` uses, such as parameters;
     the leaves and the further sums have none. It is computed in the forward pass; the backward pass
@@ -61,7 +61,7 @@ def chunked_sums(
     if chunk < 1:
         raise ValueError(f"chunk={chunk}, but it must be at least 1 token")
     chunk *= partitioned(("sequence",)).get("sequence", 1)  # each device has a part of a chunk
-    shape = hidden[0].shape[:-1]
+    shape = leaves[0].shape
     tokens = math.prod(shape)
     count = -(-tokens // chunk)
     size = -(-tokens // count)
@@ -69,9 +69,9 @@ def chunked_sums(
     def split(leaf: jax.Array) -> jax.Array:
         return _split(leaf.reshape(tokens, *leaf.shape[len(shape) :]), count, size)
 
-    hidden, leaves = jax.tree.map(split, (tuple(hidden), leaves))
+    hidden, leaves = jax.tree.map(split, (hidden, leaves))
     # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
-    head, params = jax.closure_convert(lambda hidden: lm_head(hidden), hidden[0][0])
+    head, params = jax.closure_convert(lambda hidden: lm_head(hidden), hidden[0])
     sums: LossAndSums = _chunked(sums_of, head, params, hidden, leaves)
     return sums
 
@@ -138,7 +138,7 @@ def _logsumexp_in_one_pass(logits: jax.Array) -> jax.Array:
 
     def add(one: tuple[jax.Array, jax.Array], other: tuple[jax.Array, jax.Array]) -> Any:
         top = jnp.maximum(one[0], other[0])
-        return top, sum(total * jnp.exp(most - top) for most, total in (one, other))
+        return top, one[1] * jnp.exp(one[0] - top) + other[1] * jnp.exp(other[0] - top)
 
     zero = jnp.float32(-1e30), jnp.float32(0)  # the largest logit, and the sum of exp(logit - it)
     pairs = logits, jnp.ones_like(logits)
@@ -185,7 +185,7 @@ def _chunked(
     sums_of: Callable[..., LossAndSums],
     head: Callable[..., jax.Array],
     params: Any,
-    hidden: tuple[jax.Array, ...],
+    hidden: jax.Array,
     leaves: tuple[jax.Array, ...],
 ) -> LossAndSums:
     """The sums over all chunks: the first axis of `hidden` and `leaves`."""
@@ -215,7 +215,7 @@ _chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
 def _of_chunk(sums_of: Any, head: Any, params: Any, hidden: Any, leaves: Any) -> Any:
-    return sums_of([head(x, *params) for x in hidden], *leaves)
+    return sums_of(head(hidden, *params), *leaves)
 
 
 def _total(sums: Any) -> Any:

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Float, Int, UInt32
 
 
 class ScannedPlace(struct.PyTreeNode):
-    """The step `index` of a scan over blocks, and the paths of these blocks without a scan."""
+    """The layer index `index`, the path of a scanned block, and the paths that it stands for."""
 
     index: Array
     path: str = struct.field(pytree_node=False)
@@ -142,7 +142,7 @@ def hash_elements(
     return _mix(_mix(key + column * _ODD) ^ second)
 
 
-class Dropout(NamedTuple):
+class DropoutMask(NamedTuple):
     """Dropout at the place called `name` in the model; without `dropout_rng` it does nothing."""
 
     dropout_rng: DropoutRng | None

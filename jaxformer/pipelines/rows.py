@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.distributed import Strategy, strategy_of
-from jaxformer.distributed.batches import global_array
+from jaxformer.distributed.mesh import global_array
 from jaxformer.nn.models import DecodingModel
 from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.masks import AnyArray

@@ -10,7 +10,6 @@ arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any, Literal
 
 import jax
@@ -136,15 +135,15 @@ def masked_and_next_sentence_loss(
         def outputs(model, *inputs, dropout_rng):
             if not loss_chunk:
                 return model(*inputs, batch.masked_positions, dropout_rng=dropout_rng)
-            encoded = model.encode(*inputs, dropout_rng=dropout_rng)
+            encoded = model.encoder(*inputs, dropout_rng=dropout_rng)
             hidden = take_positions(encoded.hidden, batch.masked_positions)
-            return hidden, model.next_sentence_head(encoded.pooled)
+            return hidden, model.next_sentence(encoded.pooled)
 
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
         ids = batch.example_ids
         output, next_logits = _apply(model, params, rng, ids, *inputs, method=outputs)
         leaves = batch.labels, batch.loss_mask
-        nats, _ = _sums(terms, model, params, [output], leaves, loss_chunk)
+        nats, _ = _sums(terms, model, params, output, leaves, loss_chunk)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
         )
@@ -162,7 +161,7 @@ def classification_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        logits = _apply(model, params, rng, batch.example_ids, *_row_inputs(batch))
+        logits = _logits_of_rows(model, params, batch, rng)
         return cross_entropy(logits, batch.labels, batch.loss_mask)
 
     return loss
@@ -176,7 +175,7 @@ def span_loss(model: nn.Module) -> Loss:
     """
 
     def loss(params, batch, rng):
-        logits = _apply(model, params, rng, batch.example_ids, *_row_inputs(batch))
+        logits = _logits_of_rows(model, params, batch, rng)
         logits = jnp.where(batch.padding_mask[:, None], logits, jnp.finfo(logits.dtype).min)
         counts = jnp.broadcast_to(batch.loss_mask[:, None], batch.labels.shape)
         nats, num_labels = cross_entropy(logits, batch.labels, counts)
@@ -185,25 +184,14 @@ def span_loss(model: nn.Module) -> Loss:
     return loss
 
 
-def _row_inputs(batch: Any) -> tuple[Any, ...]:
-    """Tokens, padding mask and, where there are any, token types of a batch."""
+def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | None) -> Any:
     types = getattr(batch, "token_type_ids", None)
-    return batch.tokens, batch.padding_mask, *(() if types is None else (types,))
+    inputs = batch.tokens, batch.padding_mask, *(() if types is None else (types,))
+    return _apply(model, params, rng, batch.example_ids, *inputs)
 
 
 Terms = Callable[..., LossAndSums]
-"""terms(passes, labels, loss_mask, *leaves) -> (nats, {name: sum}), from logits [..., V] a pass."""
-
-
-def cross_entropy_terms(label_smoothing: float = 0.0, z_loss: float = 0.0) -> Terms:
-    """The mean cross-entropy of the passes, which are one unless a loss has more."""
-
-    def terms(passes, labels, loss_mask):
-        options = labels, loss_mask, label_smoothing, z_loss
-        nats = reduce(jnp.add, (cross_entropy(logits, *options)[0] for logits in passes))
-        return nats / len(passes), {}
-
-    return terms
+"""terms(logits [..., V], labels, loss_mask, *leaves) -> (nats, {name: sum})."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +210,8 @@ class TokenLoss:
     terms: Terms
     loss_chunk: int = 0
     passes: Literal[1, 2] = 1
-    """2: with dropout, each example is computed twice, with two dropout masks."""
+    """2: with dropout, each example is computed twice, with two dropout masks. The logits that
+    `terms` gets then have an axis of both before the last one: [..., 2, V]."""
 
     def __post_init__(self) -> None:
         if self.loss_chunk and not hasattr(self.model, "hidden"):
@@ -235,31 +224,41 @@ class TokenLoss:
     def __call__(self, params: Any, batch: Any, rng: jax.Array | None) -> Sums:
         """The sums of `batch`."""
         inputs, *leaves = self.inputs_and_labels(batch)
-        ids, count = batch.example_ids, 1 if rng is None else self.passes
-        if count == 2:  # each row twice, with ids of other dropout masks
+        ids, is_twice = batch.example_ids, self.passes == 2 and rng is not None
+        if is_twice:  # each row twice, with ids of other dropout masks
             ids = jnp.stack([ids, ~ids], axis=1).reshape(-1)
             inputs = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), tuple(inputs))
         method = "hidden" if self.loss_chunk else "__call__"
         output = _apply(self.model, params, rng, ids, *inputs, method=method)
         output = getattr(output, "logits", output)  # a masked language model has further outputs
-        passes = [output[number::count] for number in range(count)] if count > 1 else [output]
-        nats, sums = _sums(self.terms, self.model, params, passes, leaves, self.loss_chunk)
+        if is_twice:
+            output = jnp.stack([output[::2], output[1::2]], axis=-2)
+        nats, sums = _sums(self.terms, self.model, params, output, leaves, self.loss_chunk)
         tokens = jnp.sum(leaves[1], dtype=jnp.float32)
         return (nats, tokens, sums) if sums else (nats, tokens)
 
 
+def cross_entropy_terms(label_smoothing: float = 0.0, z_loss: float = 0.0) -> Terms:
+    """The cross-entropy of the labels."""
+
+    def terms(logits, labels, loss_mask):
+        return cross_entropy(logits, labels, loss_mask, label_smoothing, z_loss)[0], {}
+
+    return terms
+
+
 def _sums(
-    terms: Terms, model: nn.Module, params: Any, passes: Any, leaves: Any, loss_chunk: int
+    terms: Terms, model: nn.Module, params: Any, output: Any, leaves: Any, loss_chunk: int
 ) -> LossAndSums:
     """`terms` of logits, or of hidden vectors where there are chunks."""
     if not loss_chunk:
-        return terms(passes, *leaves)
+        return terms(output, *leaves)
     params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
 
     def lm_head(hidden: jax.Array) -> Any:
         return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
 
-    return chunked_sums(terms, lm_head, passes, *leaves, chunk=loss_chunk)
+    return chunked_sums(terms, lm_head, output, *leaves, chunk=loss_chunk)
 
 
 def _apply(

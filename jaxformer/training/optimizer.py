@@ -4,7 +4,7 @@ import math
 from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -12,13 +12,7 @@ import optax
 
 from jaxformer.config import Checked, Count, Fraction, Natural, NonNegative, Pattern
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import (
-    ModelAxes,
-    Params,
-    axes_of,
-    freeze,
-    map_with_path,
-)
+from jaxformer.training.parameters import ModelAxes, axes_of, freeze, map_with_path
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
 RuleName = Literal["adam", "muon", "lion"]
@@ -175,25 +169,14 @@ def make_optimizer(
     return freeze(optimizer, config.freeze) if config.freeze else optimizer
 
 
-class RateState(NamedTuple):
-    """The peak learning rate, and the number of updates done."""
-
-    learning_rate: jax.Array
-    num_updates: jax.Array
-
-
 def _scale_by_peak(peak: float, relative: optax.Schedule) -> optax.GradientTransformation:
-    """Scales updates by -learning_rate * relative(num_updates); both are kept in the state."""
+    """Scales updates by -peak * relative(number of updates); the state keeps the peak."""
 
-    def init(params: Params) -> RateState:
-        return RateState(jnp.asarray(peak, jnp.float32), jnp.zeros((), jnp.int32))
+    @partial(optax.inject_hyperparams, hyperparam_dtype=jnp.float32)
+    def scale(learning_rate: Any) -> optax.GradientTransformation:
+        return optax.scale_by_schedule(lambda count: -learning_rate * relative(count))
 
-    def update(updates: Params, state: Any, params: Params = None) -> tuple[Params, optax.OptState]:
-        rate = -state.learning_rate * relative(state.num_updates)
-        updates = jax.tree.map(lambda x: rate.astype(x.dtype) * x, updates)
-        return updates, state._replace(num_updates=optax.safe_increment(state.num_updates))
-
-    return optax.GradientTransformation(init, update)
+    return scale(learning_rate=peak)
 
 
 def _muon(

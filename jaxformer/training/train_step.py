@@ -156,14 +156,17 @@ def loss_and_gradient(
 def loss_sums(loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
     """The sums that `loss` returns, {} for no auxiliary ones; `TypeError` for anything else."""
     returned = loss(params, batch, rng)
-    if not _is_sums(returned):
+    parts = returned if isinstance(returned, tuple) else ()
+    total, tokens, auxiliary = (*parts, {}) if len(parts) == 2 else (*parts, None, None, None)[:3]
+    sums = [total, tokens, *(auxiliary.values() if isinstance(auxiliary, Mapping) else [None])]
+    kinds = jax.Array | np.ndarray | np.number | float | int
+    if len(parts) > 3 or any(not isinstance(x, kinds) or jnp.ndim(x) for x in sums):
         shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", returned)
         raise TypeError(
             f"the loss returned {shapes}, but it must return (sum in nats, number of tokens) or "
             "(sum in nats, number of tokens, {name: sum}), all of them scalars: return sums, not "
             "means; the step divides by the number of tokens"
         )
-    total, tokens, auxiliary = returned if len(returned) == 3 else (*returned, {})
     taken = set(auxiliary) & set(STEP_METRICS)
     if taken:
         raise TypeError(
@@ -171,17 +174,6 @@ def loss_sums(loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -
             "step itself: use another name"
         )
     return total, tokens, dict(auxiliary)
-
-
-def _is_sums(returned: Any) -> bool:
-    """Whether `returned` has the form of `losses.Sums`."""
-    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
-        return False
-    named = returned[2] if len(returned) == 3 else {}
-    scalars = jax.Array | np.ndarray | np.number | float | int
-    return isinstance(named, Mapping) and all(
-        isinstance(x, scalars) and jnp.ndim(x) == 0 for x in (*returned[:2], *named.values())
-    )
 
 
 def accumulate(

@@ -22,7 +22,7 @@ from jaxformer.decoding import sample_more
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import gpu_flash
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.pipelines.reading import begin_rows
 from jaxformer.pipelines.rows import lay_out, search_more
 from jaxformer.runtime import GPU_OPTIONS
@@ -97,7 +97,7 @@ def test_every_mask_and_dropout_compile_in_one_call(gpus, name):
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)
 
     def loss(inputs, mask, dropout_rng):
-        dropout = Dropout(dropout_rng, "weights", 0.1)
+        dropout = DropoutMask(dropout_rng, "weights", 0.1)
         return jnp.sum(gpu_flash(*inputs, mask, scale=0.125, dropout=dropout).astype(jnp.float32))
 
     inputs = (

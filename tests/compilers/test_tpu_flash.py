@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxformer import AttentionMask
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from tests.compilers.conftest import counts
 from tests.compilers.recorded import Recorded
 
@@ -63,7 +63,7 @@ def test_a_drawn_call_that_is_selected_compiles_with_its_gradient(tpu_devices, s
         given = dict(zip(("query_segments", "key_segments"), segments, strict=True))
         mask, dropout = AttentionMask(**call["mask"], **given), None
         if dropout_rng is not None:
-            dropout = Dropout(dropout_rng, "weights", call["rate"])
+            dropout = DropoutMask(dropout_rng, "weights", call["rate"])
         out = auto(q, k, v, mask, scale=0.1, dropout=dropout, softcap=call["softcap"])
         return jnp.sum(out.astype(jnp.float32))
 

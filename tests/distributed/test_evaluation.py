@@ -4,8 +4,6 @@ Everything that needs devices runs in one child process with 8 virtual ones, sta
 """
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +21,10 @@ from jaxformer.distributed import Strategy, make_mesh, strategy_of
 from jaxformer.pipelines import score_pairs, stream
 from jaxformer.text.tokenizers import SPECIAL_TOKENS, train_words
 from tests.made_once import made_once
+from tests.two_processes import finished, start
 
 pytestmark = pytest.mark.long
 
-ROOT = Path(__file__).parents[2]
 MESHES = ("data=8", "data=2,fsdp=2,tensor=2")
 LINES = ["a rose", "a red rose is a rose", "", "rose and a rose is red red red rose", "a"]
 SPECIAL = (*SPECIAL_TOKENS, "<mask>")
@@ -81,25 +79,6 @@ def evaluated(put: Any) -> dict[str, Any]:
     }
 
 
-def refused(devices: Strategy, params: Any) -> str:
-    """The refusal of a loss that reads the parts of parameters beside those of the model."""
-    model_loss = jf.causal_loss(WRITER)
-
-    def penalized(params: Any, batch: Any, rng: Any) -> Any:
-        nats, tokens = model_loss(params, batch, rng)
-        return nats + sum(jnp.sum(leaf**2) for leaf in jax.tree.leaves(params)), tokens
-
-    batch = devices.divide(jf.StreamBatch.create(np.ones((5, 7), int), vocab_size=11))
-    devices = devices.for_model(WRITER)
-    evaluated = devices.evaluate(penalized, gather_at="step")(devices.shard_state(params), batch)
-    assert float(evaluated["tokens"]) == 30
-    try:
-        devices.evaluate(penalized, gather_at="use")(devices.shard_state(params), batch)
-    except jf.errors.ConfigError as error:
-        return str(error)
-    return ""
-
-
 def trained(devices: Strategy, parts: int) -> list[float]:
     """The loss of a step on 5 rows with dropout, and the sum of the updated parameters."""
     model = WRITER.clone(config=replace(WRITER.config, dropout_rate=0.2))
@@ -146,7 +125,6 @@ def compute(folder: Path) -> dict[str, Any]:
         found = evaluated(lambda m, _, d=devices: d.for_model(m).shard_state(params[m]))
         found["averaged"], results[f"bytes {text}"] = averaged(devices, folder)
         found["trained"] = trained(devices, 2)
-        results[f"refused {text}"] = refused(devices, params[WRITER])
         results[text] = found
     results["bytes"] = sum(leaf.nbytes for leaf in jax.tree.leaves(params[WRITER]))
     return results
@@ -162,10 +140,7 @@ def results(tmp_path_factory, worker_id) -> dict[str, Any]:
 
 
 def compute_in_child(folder: Path) -> None:
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, __file__, str(folder)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    finished(start(__file__, folder, devices=8))
 
 
 @pytest.mark.parametrize("mesh", MESHES)
@@ -177,13 +152,6 @@ def test_scores_texts_and_a_step_on_any_number_of_rows_are_those_of_one_device(m
             same = pytest.approx(other, rel=1e-5, abs=1e-6) if isinstance(other, float) else other
             assert number == same, name
     assert len(set(map(str, results["one"]["completions"]))) == 3
-
-
-def test_an_evaluation_refuses_a_loss_that_takes_a_part_for_the_whole(results):
-    said = results[f"refused {MESHES[1]}"]
-    assert 'gather_at="use", but the loss reads decoder/blocks_0/' in said
-    assert "without gathering" in said and "final" not in said  # norms are whole everywhere
-    assert results[f"refused {MESHES[0]}"] == ""
 
 
 @pytest.mark.parametrize(("mesh", "parts"), [*zip(MESHES, (1, 4), strict=True)])

@@ -8,7 +8,7 @@ import pytest
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.cache import FoldBeams
+from jaxformer.nn.cache import fold_beams
 from jaxformer.nn.inspection import read_taps
 from jaxformer.ops import attention
 from jaxformer.ops.masks import AttentionMask
@@ -78,7 +78,7 @@ def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):
     x = rng.standard_normal((B * 3, T, 11), np.float32)
     mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
     repeated = AttentionMask(padding_mask=np.repeat(mask.padding_mask, 3, axis=0))
-    fold = FoldBeams(attention.reference)
+    fold = partial(fold_beams, attention.reference)
     shared = case._replace(x=x)(mask, fold)
     alone = case._replace(x=x, y=np.repeat(case.y, 3, axis=0))(repeated, fold)
     assert_equal(shared, alone, 1e-6)
@@ -93,7 +93,7 @@ def test_keys_after_the_last_query_of_a_causal_mask_are_left_out(case, assert_eq
         return attention.reference(q, k, v, mask, **options)
 
     mask = AttentionMask(causal=True, offset=offset, padding_mask=np.ones((B, S), bool))
-    given = case(mask, FoldBeams(noting))
+    given = case(mask, partial(fold_beams, noting))
     assert_equal(given, case(AttentionMask(explicit=np.tril(np.ones((B, T, S), bool), offset))))
     ((length, seen),) = noted
     assert length == keys and (seen.padding_mask.shape[1], seen.offset) == (keys, offset)

@@ -3,15 +3,13 @@
 from dataclasses import replace
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer import AttentionMask, DecoderOnly, TransformerConfig, stack_blocks
+from jaxformer import AttentionMask, DecoderOnly, TransformerConfig
 from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
-from jaxformer.errors import ConfigError
 from jaxformer.nn.inspection import read_taps
-from jaxformer.nn.stack import Encoder, make_block, make_stack
+from jaxformer.nn.stack import make_block, make_stack
 from jaxformer.ops.attention import reference
 
 B, T, V = 2, 7, 17
@@ -90,31 +88,6 @@ def test_the_smaller_of_two_windows_is_seen(x, random_params, assert_equal):
     for window, least in ((2, 2), (5, 3), (None, 3)):
         assert_equal(seen(windowed, window), seen(CONFIG, least))
     assert np.abs(seen(CONFIG, 2) - seen(CONFIG, 3)).max() > 0.01
-
-
-def test_a_window_of_an_encoder_is_refused(x):
-    encoder = Encoder(2, 3, 13, attention_options=AttentionOptions(window=2))
-    with pytest.raises(ConfigError, match=r"attention_options.window=2, but a block sees what"):
-        encoder.init(jax.random.key(0), x)
-
-
-def test_decoding_with_windows_in_some_layers_of_a_loop_is_the_full_forward(params, assert_equal):
-    model = DecoderOnly(replace(GEMMA, scan_layers=True))
-    given = {"params": stack_blocks(params)}
-
-    @jax.jit
-    def decoded():
-        cache = model.apply(given, B, max_length=T, method="init_cache")
-        step = jnp.moveaxis(jnp.asarray(TOKENS), 1, 0)[..., None, None]
-
-        def extend(cache, tokens):
-            logits, cache = model.apply(given, tokens, cache, method="decode_step")
-            return cache, logits
-
-        return jax.lax.scan(extend, cache, step)[1]
-
-    found = jnp.moveaxis(decoded()[:, :, 0, 0], 0, 1)
-    assert_equal(found, DecoderOnly(GEMMA).apply({"params": params}, TOKENS))
 
 
 def test_soft_caps_bound_the_logits_of_the_model_and_of_attention(params):

@@ -15,6 +15,7 @@ from jaxformer.config import with_fields
 from jaxformer.nn.cache import init_cache
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops import attention
+from tests.nn.test_positions import HalfSpeed
 
 B, W, S, T, L = 2, 3, 5, 8, 11
 V = 17
@@ -42,6 +43,7 @@ CHOICES = {
         jf.Alibi(),
         jf.Relative(buckets=6, max_distance=7),
         jf.NoPositions(),
+        HalfSpeed(),
     ],
     "feed_forward.activation": ["relu", "silu"],
     "attention.num_kv_heads": [None, 2, 1],
@@ -54,7 +56,12 @@ CHOICES = {
     "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
     "embeddings.scale": [True, False],
     "embeddings.norm": [False, True],
-    "attention.window": [None, 3],
+    "window": [
+        {},
+        {"attention.window": 3},
+        {"attention.window": 3, "attention.full_every": 2, "num_decoder_layers": 2},
+    ],
+    "scan_layers": [False, True],
     "attention.query_key_norm": [False, True],
     "attention.softcap": [None, 1.5],
     "attention.qkv_bias": [None, True, False],
@@ -94,7 +101,7 @@ def named(row: tuple[int, ...]) -> dict[str, Any]:
 
 def model_of(row: tuple[int, ...]) -> Any:
     fields = named(row)
-    family, sizes = fields.pop("family"), fields.pop("sizes")
+    family, sizes = fields.pop("family"), fields.pop("sizes") | fields.pop("window")
     if fields["embeddings.tied"] in ("none", "output"):
         sizes = sizes | {"source_vocab_size": 19}
     return family(with_fields(BASE, {"embeddings.tied": "none"} | sizes | fields))
@@ -106,7 +113,7 @@ def test_every_pair_of_choices_is_tried_together():
     for (i, a), (j, b) in itertools.combinations(enumerate(CHOICES.values()), 2):
         for pair in itertools.product(range(len(a)), range(len(b))):
             assert (i, pair[0], j, pair[1]) in tried
-    assert len(ROWS) <= 26
+    assert len(ROWS) <= 31
 
 
 def joined(start: Any, steps: Any, parents: np.ndarray) -> np.ndarray:

@@ -1,4 +1,5 @@
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -6,18 +7,16 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.nn.layers import Dense, Embedding, FeedForward, LMHead, Norm
+from jaxformer.nn.layers import ACTIVATIONS, Dense, Embedding, FeedForward, LMHead, Norm
 from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
-ERF = np.vectorize(math.erf)
-
-ACTIVATIONS = {
-    "relu": lambda x: np.maximum(x, 0),
-    "gelu": lambda x: x * (1 + ERF(x / math.sqrt(2))) / 2,
-    "gelu_tanh": lambda x: x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2,
-    "silu": lambda x: x / (1 + np.exp(-x)),
+TWINS = {
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_tanh": jax.nn.gelu,
+    "silu": jax.nn.silu,
 }
 
 
@@ -57,19 +56,57 @@ def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked
     assert_equal(apply(Logits(), params, x), x @ matrix + output.get("bias", 0.0))
 
 
-@pytest.mark.parametrize("norm", ["layer", "rms"])
-@pytest.mark.parametrize("use_bias", [True, False])
-def test_a_norm_is_its_formula(norm, use_bias, x, rng, assert_equal, leaf_shapes):
-    module = Norm(norm, 0.1, use_bias)
-    params = jax.eval_shape(module.init, jax.random.key(0), x)["params"]
-    biased = norm == "layer" and use_bias
-    assert leaf_shapes(params) == {"scale": (12,)} | ({"bias": (12,)} if biased else {})
-    params = {name: rng.standard_normal(12, np.float32) for name in params}
-    wide = np.float64(x)
-    if norm == "layer":
-        wide = wide - wide.mean(-1, keepdims=True)
-    expected = wide / np.sqrt((wide**2).mean(-1, keepdims=True) + 0.1) * params["scale"]
-    assert_equal(apply(module, params, x), expected + params.get("bias", 0.0))
+@partial(jax.jit, static_argnums=0)
+def derivatives(function, x, direction, along):
+    """The function forwards, its gradient, and the second derivative."""
+
+    def total(x):
+        return jnp.sum(function(x) * direction)
+
+    def along_the_slope(x):
+        return jnp.sum(jax.grad(total)(x) * along)
+
+    forward = jax.jvp(function, (x,), (along,))
+    return forward, jax.grad(total)(x), jax.grad(along_the_slope)(x)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize(("kind", "use_bias"), [("layer", True), ("layer", False), ("rms", True)])
+def test_a_norm_and_its_derivatives_are_those_of_the_formula(
+    kind, use_bias, platform, rng, assert_equal, choose_platform, leaf_shapes
+):
+    choose_platform(platform)
+    module, arrays = Norm(kind, 0.1, use_bias), rng.standard_normal((3, 2, 7), np.float32)
+    params = jax.eval_shape(module.init, jax.random.key(0), arrays[0])["params"]
+    has_bias = kind == "layer" and use_bias
+    assert leaf_shapes(params) == {"scale": (7,)} | ({"bias": (7,)} if has_bias else {})
+    params = {name: rng.standard_normal(7, np.float32) for name in params}
+
+    def twin(x):
+        x = x - jnp.mean(x, axis=-1, keepdims=True) if kind == "layer" else x
+        x = x / jnp.sqrt(jnp.mean(x**2, axis=-1, keepdims=True) + 0.1) * params["scale"][None]
+        return x + params["bias"][None] if has_bias else x
+
+    given = derivatives(partial(module.apply, {"params": params}), *arrays)
+    for a, b in zip(*map(jax.tree.leaves, (given, derivatives(twin, *arrays))), strict=True):
+        assert np.abs(b).max() > 0.01
+        assert_equal(a, b)
+
+
+@pytest.mark.parametrize("platform", ["cpu", "cuda"])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_an_activation_and_its_derivative_are_those_of_jax(
+    name, platform, rng, assert_equal, choose_platform
+):
+    choose_platform(platform)
+    x = 3.0 * rng.standard_normal((3, 7, 11), np.float32)
+
+    def of(function, x):
+        return function(x), jax.grad(lambda x: (function(x) * x).sum())(x)
+
+    ours, theirs = jax.jit(lambda x: (of(ACTIVATIONS[name], x), of(TWINS[name], x)))(x)
+    assert_equal(ours[0], theirs[0], 1e-6)
+    assert_equal(ours[1], theirs[1])
 
 
 def test_a_norm_computes_in_float32_and_returns_the_type_it_was_given(x):
@@ -81,9 +118,7 @@ def test_a_norm_computes_in_float32_and_returns_the_type_it_was_given(x):
     assert np.array_equal(y, exact.astype(jnp.bfloat16))
 
 
-@pytest.mark.parametrize(
-    ("activation", "gated"), [*((name, False) for name in ACTIVATIONS), ("silu", True)]
-)
+@pytest.mark.parametrize(("activation", "gated"), [("relu", False), ("silu", True)])
 def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_params, assert_equal):
     module = FeedForward(13, activation, gated)
     params = random_params(module, x)
@@ -92,7 +127,7 @@ def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_pa
         for name, leaf in params.items()
         if name != "down"
     }
-    hidden = ACTIVATIONS[activation](dense["gate" if gated else "up"])
+    hidden = np.float64(TWINS[activation](dense["gate" if gated else "up"]))
     hidden = hidden * dense["up"] if gated else hidden
     expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
     assert_equal(apply(module, params, x), expected)

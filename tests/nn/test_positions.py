@@ -235,22 +235,3 @@ def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng,
     for method in ("add", "rotation", "bias"):
         without = type("Without", (HalfSpeed,), {method: getattr(jf.PositionScheme, method)})
         assert np.abs(logits(without) - every).max() > 1e-2, method
-
-
-def test_a_scheme_of_a_user_decodes_as_it_trains(rng, random_params, assert_equal):
-    config = replace(CONFIG, num_decoder_layers=2, positions=HalfSpeed())
-    tokens = rng.integers(0, 17, (2, 6))
-    model = DecoderOnly(config)
-    variables = {"params": random_params(model, tokens)}
-
-    @jax.jit
-    def run(variables):
-        def extend(cache, column):
-            step = column[:, None, None]
-            logits, cache = model.apply(variables, step, cache, method="decode_step")
-            return cache, logits[:, 0, 0]
-
-        _, columns = jax.lax.scan(extend, model.init_cache(2, max_length=6), tokens.T)
-        return columns.swapaxes(0, 1), model.apply(variables, tokens)
-
-    assert_equal(*run(variables))

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 
 KEY_DATA = np.array([123, 456], np.uint32)
 EXAMPLE_IDS = np.arange(64, dtype=np.int32)
@@ -109,7 +109,7 @@ def test_what_is_kept_is_scaled_so_that_the_mean_stays():
 
     @jax.jit
     def both(x):
-        return Dropout(dropout_rng, "a", 0.25)(x), dropout_rng.keep_mask("a", x.shape, 0.25)
+        return DropoutMask(dropout_rng, "a", 0.25)(x), dropout_rng.keep_mask("a", x.shape, 0.25)
 
     y, kept = map(np.asarray, both(x))
     assert set(np.unique(y)) == {0.0, 4.0}
@@ -119,5 +119,5 @@ def test_what_is_kept_is_scaled_so_that_the_mean_stays():
 def test_without_a_rng_or_a_rate_nothing_changes(rng):
     x = rng.standard_normal((2, 3, 5))
     dropout_rng = DropoutRng.create(jax.random.key(3), np.arange(2))
-    assert Dropout(None, "a", 0.5)(x) is x
-    assert Dropout(dropout_rng, "a", 0.0)(x) is x
+    assert DropoutMask(None, "a", 0.5)(x) is x
+    assert DropoutMask(dropout_rng, "a", 0.0)(x) is x

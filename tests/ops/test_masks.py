@@ -6,6 +6,37 @@ from flax import linen as nn
 from jaxformer.errors import ConfigError
 from jaxformer.ops.masks import AttentionMask, check_mask
 
+QUERY_SEGMENTS = np.array([[1, 1, 1, 2, 2], [1, 2, 3, 3, 4], [1, 1, 1, 1, 1]])
+KEY_SEGMENTS = np.array([[1, 1, 1, 2, 2, 2, 2], [1, 2, 2, 3, 3, 3, 5], [2, 2, 2, 2, 2, 2, 2]])
+ATTRIBUTES = {
+    "causal": {"causal": True},
+    "offset": {"causal": True, "offset": 2},
+    "window": {"causal": True, "offset": 2, "window": 3},
+    "padding": {"padding_mask": np.arange(7) < np.array([[7], [3], [0]])},
+    "segments": {"query_segments": QUERY_SEGMENTS, "key_segments": KEY_SEGMENTS},
+    "explicit": {"explicit": np.random.default_rng(1).random((3, 5, 7)) < 0.5},
+}
+EVERYTHING = {name: x for each in ATTRIBUTES.values() for name, x in each.items()}
+
+
+def may_attend(mask: AttentionMask, row: int, query: int, key: int) -> bool:
+    distance, segments = mask.offset + query - key, (mask.query_segments, mask.key_segments)
+    return bool(
+        (not mask.causal or distance >= 0)
+        and (mask.window is None or distance < mask.window)
+        and (mask.padding_mask is None or mask.padding_mask[row, key])
+        and (segments[0] is None or segments[0][row, query] == segments[1][row, key])
+        and (mask.explicit is None or mask.explicit[row, query, key])
+    )
+
+
+@pytest.mark.parametrize("attributes", [*ATTRIBUTES.values(), EVERYTHING], ids=[*ATTRIBUTES, "all"])
+def test_a_key_is_seen_where_all_attributes_allow_it(attributes):
+    mask = AttentionMask(**attributes)
+    found = np.broadcast_to(mask.materialize(5, 7), (3, 1, 5, 7))[:, 0]
+    expected = [may_attend(mask, *place) for place in np.ndindex(3, 5, 7)]
+    assert np.array_equal(found.ravel(), expected) and 0 < found.mean() < 1
+
 
 def drawn(*rows: str) -> np.ndarray:
     return np.array([[cell == "1" for cell in row.split()] for row in rows])

@@ -1,9 +1,6 @@
 """Adapters: what is trained, what keeps its bits, and what merging gives."""
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from functools import partial
 
@@ -33,6 +30,7 @@ from jaxformer.training.losses import causal_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state, make_train_step
+from tests.two_processes import finished, start
 
 RANK = 3
 SMALL = jf.TransformerConfig(
@@ -149,14 +147,10 @@ def print_losses():
 
 @pytest.mark.long
 def test_steps_on_a_mesh_are_those_of_one_device(assert_equal):
-    flags = "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0"
     code = "from tests.training import test_lora; test_lora.print_losses()"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    one, *others = (json.loads(line) for line in done.stdout.splitlines())
+    flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
+    (done,) = finished(start("-c", code, devices=4, environment=flags))
+    one, *others = map(json.loads, done.out.splitlines())
     assert one[2] < one[0] and len(others) == 2
     for losses in others:
         assert_equal(losses, one)

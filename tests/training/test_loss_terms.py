@@ -58,10 +58,10 @@ def test_z_loss_adds_the_square_of_the_log_normalizer_of_each_token():
         return cross_entropy(logits, labels, mask, 0.1)[0] + 0.7 * jnp.sum(squares * mask)
 
     def chunked(logits):
-        def sums_of(passes, labels, mask):
-            return cross_entropy(passes[0], labels, mask, 0.1, 0.7)[0], {}
+        def sums_of(logits, labels, mask):
+            return cross_entropy(logits, labels, mask, 0.1, 0.7)[0], {}
 
-        return chunked_sums(sums_of, lambda x: x, [logits], labels, mask, chunk=4)[0]
+        return chunked_sums(sums_of, lambda x: x, logits, labels, mask, chunk=4)[0]
 
     def whole(logits):
         return cross_entropy(logits, labels, mask, 0.1, 0.7)[0]

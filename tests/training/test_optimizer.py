@@ -35,27 +35,6 @@ def test_the_schedule_is_equation_3_of_the_paper(d_model, warmup):
         close(schedule(jnp.asarray(step - 1)), expected)
 
 
-def test_the_base_models_peak_is_seven_ten_thousandths():
-    close(noam_peak_learning_rate(512, 4_000), 6.99e-4, rtol=1e-3)
-
-
-def test_a_cosine_rises_over_the_warm_up_and_ends_at_its_final_fraction():
-    config = OptimizerConfig(
-        "cosine", learning_rate=0.3, warmup_steps=10, total_steps=110, min_lr_ratio=0.2
-    )
-    schedule = make_schedule(config)
-    for number, rate in [
-        (1, 0.03),
-        (5, 0.15),
-        (10, 0.3),
-        (35, 0.06 + 0.24 * (1 + 0.5**0.5) / 2),
-        (60, 0.18),
-        (110, 0.06),
-        (500, 0.06),
-    ]:
-        close(schedule(number - 1), rate)
-
-
 @pytest.mark.parametrize(
     ("changes", "rates"),
     [
@@ -67,20 +46,20 @@ def test_a_cosine_rises_over_the_warm_up_and_ends_at_its_final_fraction():
             {"schedule": "wsd", "decay_fraction": 0.4},
             {1: 0.03, 10: 0.3, 66: 0.3, 77: 0.24, 88: 0.18, 110: 0.06, 500: 0.06},
         ),
+        (
+            {"schedule": "cosine"},
+            {1: 0.03, 5: 0.15, 10: 0.3, 35: 0.06 + 0.12 * (1 + 0.5**0.5), 60: 0.18, 500: 0.06},
+        ),
+        ({"schedule": "constant"}, {1: 0.03, 5: 0.15, 10: 0.3, 11: 0.3, 500: 0.3}),
     ],
-    ids=["linear", "wsd"],
+    ids=["linear", "wsd", "cosine", "constant"],
 )
-def test_a_schedule_of_pieces_has_these_rates(changes, rates):
+def test_a_schedule_has_these_rates(changes, rates):
     config = OptimizerConfig(
         learning_rate=0.3, warmup_steps=10, total_steps=110, min_lr_ratio=0.2, **changes
     )
     schedule = make_schedule(config)
     close([schedule(jnp.asarray(number - 1)) for number in rates], list(rates.values()))
-
-
-def test_a_constant_rate_is_reached_by_the_warm_up_and_kept():
-    schedule = make_schedule(OptimizerConfig("constant", learning_rate=0.3, warmup_steps=3))
-    close([schedule(count) for count in range(5)], [0.1, 0.2, 0.3, 0.3, 0.3])
 
 
 @pytest.mark.parametrize("name", ["inverse_square_root", "cosine", "constant"])
@@ -117,7 +96,6 @@ def test_a_schedule_of_ones_own_decides_the_rate_alone():
     "changes, message",
     [
         ({"schedule": "square"}, "schedule='square' is unknown: give one of inverse_square_root"),
-        ({"warmup_steps": 1.5}, "warmup_steps=1.5 is a float, but it must be an integer"),
         ({"warmup_steps": -1}, "warmup_steps=-1, but it must be at least 0"),
         (
             {"schedule": "wsd", "total_steps": 4_999},
@@ -133,13 +111,7 @@ def test_a_schedule_of_ones_own_decides_the_rate_alone():
         ),
         ({"name": "sgd"}, "name='sgd' is unknown: give one of adam, muon, lion"),
         ({"learning_rate": -0.1}, "learning_rate=-0.1, but it must be at least 0"),
-        ({"min_lr_ratio": -0.1}, "min_lr_ratio=-0.1, but it must be at least 0"),
-        ({"eps": -1e-9}, "eps=-1e-09, but it must be at least 0"),
-        ({"grad_clip_norm": -1.0}, "grad_clip_norm=-1.0, but it must be at least 0"),
-        ({"weight_decay": -0.1}, "weight_decay=-0.1, but it must be at least 0"),
         ({"b1": 1.0}, "b1=1.0"),
-        ({"b2": -0.1}, "b2=-0.1"),
-        ({"momentum": 1.0}, "momentum=1.0"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(changes, message):

@@ -31,7 +31,7 @@ from jaxformer.ops.attention import (
     reference,
 )
 from jaxformer.ops.dense import dense, logits_matmul
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
@@ -223,7 +223,7 @@ def _options(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
         options["bias"] = rng.standard_normal(shape).astype(np.float32)
     if call.dropout:
         random = DropoutRng.create(jax.random.key(0), jnp.arange(2))
-        options["dropout"] = Dropout(random, "device_check", call.dropout)
+        options["dropout"] = DropoutMask(random, "device_check", call.dropout)
     return options | ({} if call.softcap is None else {"softcap": call.softcap})
 
 

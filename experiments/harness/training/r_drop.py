@@ -23,11 +23,13 @@ def r_drop(loss: Loss, weight: float) -> TokenLoss:
             "not known: leave out --training.r_drop, or use another loss"
         )
 
-    def terms(passes, labels, loss_mask, *leaves):
-        nats, sums = loss.terms(passes, labels, loss_mask, *leaves)
-        if len(passes) == 1:
-            return nats, sums
-        first, second = passes
+    def terms(logits, labels, loss_mask, *leaves):
+        leaves = labels, loss_mask, *leaves
+        if logits.ndim == labels.ndim + 1:
+            return loss.terms(logits, *leaves)
+        first, second = logits[..., 0, :], logits[..., 1, :]
+        (nats, sums), of_second = loss.terms(first, *leaves), loss.terms(second, *leaves)
+        nats, sums = jax.tree.map(lambda a, b: (a + b) / 2.0, (nats, sums), of_second)
         kl = symmetric_kl(first, second, loss_mask)
         return nats + weight / 2.0 * kl, sums | {"kl": kl}
 

@@ -12,7 +12,7 @@ from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import AttentionSpec, Call, DeviceInfo, Kernel
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.tpu_flash import tpu_flash
-from jaxformer.ops.dropout import Dropout
+from jaxformer.ops.dropout import DropoutMask
 from jaxformer.ops.masks import AttentionMask
 
 
@@ -40,7 +40,7 @@ class AttentionFn(Protocol):
         *,
         scale: float,
         bias: Float[Array, "#B N T S"] | None = None,
-        dropout: Dropout | None = None,
+        dropout: DropoutMask | None = None,
     ) -> Float[Array, "B T N Hv"]: ...
 
 
@@ -131,7 +131,7 @@ def auto_attention(
     *,
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
-    dropout: Dropout | None = None,
+    dropout: DropoutMask | None = None,
     softcap: float | None = None,
 ) -> Float[Array, "B T N Hv"]:
     """Attention by the first of `KERNELS` that computes the call on the devices of the mesh.

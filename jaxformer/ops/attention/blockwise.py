@@ -14,7 +14,7 @@ from jaxtyping import Float
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
 from jaxformer.ops.dense import summed_in_float32
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
 
@@ -26,7 +26,7 @@ def blockwise(
     *,
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
-    dropout: Dropout | None = None,
+    dropout: DropoutMask | None = None,
     softcap: float | None = None,
     block: int = 256,
 ) -> Float[Array, "B T N Hv"]:
@@ -75,12 +75,12 @@ def blockwise(
         dropout.dropout_rng if dropout is not None and has_dropout else None,
     )
     settings = (dropout.name, dropout.rate) if dropout is not None else ("", 0.0)
-    out: Array = _attend(_Plan((t, s), scale, softcap, *settings), inputs)
+    out: Array = _attend(_Tiling((t, s), scale, softcap, *settings), inputs)
     return out.transpose(1, 0, 4, 2, 3, 5).reshape(batch, -1, heads, v.shape[-1])[:, :queries]
 
 
 @dataclass(frozen=True)
-class _Plan:
+class _Tiling:
     """Static arguments."""
 
     size: tuple[int, int]  # of a block: t queries, s keys
@@ -104,7 +104,7 @@ class _Inputs(NamedTuple):
     mask: AttentionMask
     dropout_rng: DropoutRng | None
 
-    def visible(self, plan: _Plan) -> np.ndarray:
+    def visible(self, plan: _Tiling) -> np.ndarray:
         """The pairs (query block, key block) [P, 2] int32 in which a query may see a key."""
         pairs = np.indices((len(self.q), len(self.k)), dtype=np.int32).reshape(2, -1)
         if not self.mask.causal or not isinstance(self.mask.offset, int):
@@ -143,7 +143,7 @@ def _product(equation: str, *operands: Array) -> Array:
     return summed_in_float32(partial(jnp.einsum, equation), *operands)
 
 
-def _logits(plan: _Plan, x: _Inputs, i: Array, j: Array):
+def _logits(plan: _Tiling, x: _Inputs, i: Array, j: Array):
     """Logits [B, K, N/K, t, s] float32 of one pair of blocks, and their slopes.
 
     The slope is the derivative of a logit by the product of query and key.
@@ -163,7 +163,7 @@ def _logits(plan: _Plan, x: _Inputs, i: Array, j: Array):
     return logits, slope
 
 
-def _dropped(plan: _Plan, dropout_rng: DropoutRng | None, x: Array, i: Array, j: Array) -> Array:
+def _dropped(plan: _Tiling, dropout_rng: DropoutRng | None, x: Array, i: Array, j: Array) -> Array:
     """`x` [B, K, N/K, t, s] of one pair of blocks after dropout."""
     if dropout_rng is None:
         return x
@@ -174,11 +174,11 @@ def _dropped(plan: _Plan, dropout_rng: DropoutRng | None, x: Array, i: Array, j:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: _Plan, inputs: _Inputs) -> Array:
+def _attend(plan: _Tiling, inputs: _Inputs) -> Array:
     return _forward(plan, inputs)[0]
 
 
-def _forward(plan: _Plan, x: _Inputs):
+def _forward(plan: _Tiling, x: _Inputs):
     """Attention, and what the backward pass needs: inputs, result, logarithm of each row's sum."""
     # Above the masked logits, so that their weights are 0 also where a query sees no key.
     highest = jnp.full(x.q.shape[:-1], MASKED_LOGIT / 2, jnp.float32)
@@ -207,7 +207,7 @@ def _forward(plan: _Plan, x: _Inputs):
     return out, (x, out, log_sum)
 
 
-def _backward(plan: _Plan, saved: Any, d_out: Array) -> tuple[_Inputs]:
+def _backward(plan: _Tiling, saved: Any, d_out: Array) -> tuple[_Inputs]:
     """The gradients of q, k, v and bias from the gradient `d_out` of the result.
 
     The inner product of a row of weights with its gradient equals that of `out` with `d_out`.
@@ -239,7 +239,7 @@ def _backward(plan: _Plan, saved: Any, d_out: Array) -> tuple[_Inputs]:
     return (_Inputs(dq, dk, dv, dbias, None, None),)  # type: ignore[arg-type]
 
 
-def _add_bias(plan: _Plan, x: Array, d_logits: Array, i: Array, j: Array) -> Array:
+def _add_bias(plan: _Tiling, x: Array, d_logits: Array, i: Array, j: Array) -> Array:
     """The gradient `x` [1 or B, N, T, S] of the bias, with that of one pair of blocks added."""
     t, s = plan.size
     part = d_logits.reshape(d_logits.shape[0], -1, t, s)

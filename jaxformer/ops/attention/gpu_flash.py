@@ -39,7 +39,7 @@ _LOG2_E = 1.4426950408889634
 
 
 @dataclass(frozen=True)
-class Plan:
+class Tiling:
     """Static arguments. `queries` and `keys` are the lengths padded to whole blocks."""
 
     spec: AttentionSpec
@@ -81,7 +81,7 @@ class Inputs(NamedTuple):
     log_sum: Any = None  # [B, N, T], [G, T]: the logarithm to base 2 of each row's sum
     inner: Any = None  # [B, N, T], [G, T]: the inner products of the result and its gradient
 
-    def specs(self, plan: Plan, heads: int) -> "Inputs":
+    def specs(self, plan: Tiling, heads: int) -> "Inputs":
         """The part of each input at grid position (block, example, head / G); G is `heads`."""
 
         def spec(x: Any, shape: tuple[int | None, ...], at: Any) -> Any:
@@ -122,7 +122,7 @@ def _dot(x: Array, y: Array, axes: tuple[int, int]) -> Array:
     return jax.lax.dot_general(x, y, dims, preferred_element_type=jnp.float32)
 
 
-def _logits(plan: Plan, arrays: MaskArrays, q: Array, k: Array, rows: Any, columns: Any):
+def _logits(plan: Tiling, arrays: MaskArrays, q: Array, k: Array, rows: Any, columns: Any):
     """Scaled logits [t, s] to base 2, and which of them are allowed (None: all).
 
     `rows` and `columns` are slices of the queries and keys, from a start known while running.
@@ -146,7 +146,7 @@ def _where(allowed: Array | None, x: Array, other: float) -> Array:
     return x if allowed is None else jnp.where(allowed, x, other)
 
 
-def _keep(plan: Plan, words: Any, head: Any, rows: Any, columns: Any) -> Array | None:
+def _keep(plan: Tiling, words: Any, head: Any, rows: Any, columns: Any) -> Array | None:
     """The weights [t, s] that dropout keeps; None without dropout."""
     if words is None:
         return None
@@ -154,7 +154,7 @@ def _keep(plan: Plan, words: Any, head: Any, rows: Any, columns: Any) -> Array |
     return keep_columns(key, second, columns.size, columns.start, plan.spec.dropout)
 
 
-def _forward_kernel(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
+def _forward_kernel(plan: Tiling, refs: Inputs, out_ref: Any, log_sum_ref: Any) -> None:
     """The result [t, Hv] of a long block of queries, and the logarithm of each row's sum [t]."""
     rows: Any = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
     q = refs.q[rows, 0, :]
@@ -183,7 +183,7 @@ def _forward_kernel(plan: Plan, refs: Inputs, out_ref: Any, log_sum_ref: Any) ->
 
 
 def _weights_and_gradient(
-    plan: Plan, refs: Inputs, head: Any, q: Array, k: Array, v: Array, d_out: Array, rows, columns
+    plan: Tiling, refs: Inputs, head: Any, q: Array, k: Array, v: Array, d_out: Array, rows, columns
 ):
     """The weights [t, s] of a pair of blocks after dropout, and the gradient of their logits."""
     logits, allowed = _logits(plan, refs.arrays, q, k, rows, columns)
@@ -195,7 +195,7 @@ def _weights_and_gradient(
     return _where(keep, weights * factor, 0.0), slope
 
 
-def _query_kernel(plan: Plan, refs: Inputs, dq_ref: Any) -> None:
+def _query_kernel(plan: Tiling, refs: Inputs, dq_ref: Any) -> None:
     """The gradient [t, H] of a long block of queries."""
     rows: Any = pl.ds(pl.program_id(0) * plan.long[0], plan.long[0])
     q, d_out = refs.q[rows, 0, :], refs.d_out[rows, 0, :]
@@ -211,7 +211,7 @@ def _query_kernel(plan: Plan, refs: Inputs, dq_ref: Any) -> None:
     dq_ref[...] = dq.astype(dq_ref.dtype)
 
 
-def _key_value_kernel(plan: Plan, refs: Inputs, dk_ref: Any, dv_ref: Any) -> None:
+def _key_value_kernel(plan: Tiling, refs: Inputs, dk_ref: Any, dv_ref: Any) -> None:
     """The gradients [s, H] and [s, Hv] of a long block of keys and values, from all G heads."""
     columns: Any = pl.ds(pl.program_id(0) * plan.long[1], plan.long[1])
     k, v = refs.k[columns, :], refs.v[columns, :]
@@ -233,7 +233,7 @@ def _key_value_kernel(plan: Plan, refs: Inputs, dk_ref: Any, dv_ref: Any) -> Non
 
 
 def _call_kernel(
-    plan: Plan, kernel: Any, inputs: Inputs, heads: int, outputs: list[tuple[Any, Any]]
+    plan: Tiling, kernel: Any, inputs: Inputs, heads: int, outputs: list[tuple[Any, Any]]
 ) -> Any:
     """The results of `kernel` for each long block of each example, `heads` query heads at a time.
 
@@ -259,7 +259,7 @@ def _output_like(x: Any, size: int) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]
     return jax.ShapeDtypeStruct(x.shape, x.dtype), block
 
 
-def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Plan:
+def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Tiling:
     """The plan of a call, with the lengths padded to whole blocks."""
     lengths = spec.queries, spec.keys
     # Blocks of FlashAttention-2's Triton tutorial, not measured here. On an L4, where the compiler
@@ -268,10 +268,10 @@ def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Plan:
     long = tuple(min(longest, _power_of_two(length)) for length in lengths)
     short = tuple(min(shortest, _power_of_two(length)) for length in lengths)
     queries, keys = (-(-length // size) * size for length, size in zip(lengths, long, strict=True))
-    return Plan(spec, queries, keys, scale, (long[0], long[1]), (short[0], short[1]), interpret)
+    return Tiling(spec, queries, keys, scale, (long[0], long[1]), (short[0], short[1]), interpret)
 
 
-def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> MaskArrays:
+def make_mask_arrays(plan: Tiling, mask: AttentionMask, spec: AttentionSpec) -> MaskArrays:
     """The arrays of `mask`; padding keys get a segment of their own."""
     offset = jnp.asarray(mask.offset, jnp.int32).reshape(1)
     query, key = mask.query_segments, mask.key_segments
@@ -290,7 +290,7 @@ def make_mask_arrays(plan: Plan, mask: AttentionMask, spec: AttentionSpec) -> Ma
 
 
 def block_bounds(
-    plan: Plan, arrays: MaskArrays, queries: int, keys: int, of_keys: bool = False
+    plan: Tiling, arrays: MaskArrays, queries: int, keys: int, of_keys: bool = False
 ) -> Int32[Array, "B blocks 2"]:
     """The first block of keys to visit for each block of queries, and the one after the last.
 
@@ -316,11 +316,11 @@ def block_bounds(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any) -> Array:
+def _attend(plan: Tiling, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any) -> Array:
     return _forward(plan, q, k, v, arrays, words)[0]
 
 
-def _forward(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any):
+def _forward(plan: Tiling, q: Array, k: Array, v: Array, arrays: MaskArrays, words: Any):
     """Attention, and what the backward pass needs."""
     batch, queries, heads, _ = q.shape
     bounds = block_bounds(plan, arrays, plan.long[0], plan.short[1])
@@ -334,7 +334,7 @@ def _forward(plan: Plan, q: Array, k: Array, v: Array, arrays: MaskArrays, words
     return out, (q, k, v, arrays, words, out, log_sum)
 
 
-def _backward(plan: Plan, saved: Any, d_out: Array):
+def _backward(plan: Tiling, saved: Any, d_out: Array):
     """The gradients of q, k and v from the gradient `d_out` [B, T, N, Hv] of the result."""
     q, k, v, arrays, words, out, log_sum = saved
     inner = jnp.sum(out.astype(jnp.float32) * d_out.astype(jnp.float32), 3).swapaxes(1, 2)

@@ -12,7 +12,7 @@ from jaxtyping import Float
 
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.reference import reference
-from jaxformer.ops.dropout import Dropout
+from jaxformer.ops.dropout import DropoutMask
 from jaxformer.ops.masks import AttentionMask, check_mask
 from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
@@ -125,7 +125,7 @@ class AttentionSpec:
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
         bias: Float[Array, "#B N T S"] | None,
-        dropout: Dropout | None,
+        dropout: DropoutMask | None,
         softcap: float | None = None,
     ) -> "AttentionSpec":
         """The spec of a call with these arguments."""
@@ -224,7 +224,7 @@ class Call(NamedTuple):
     mask: AttentionMask
     scale: float
     bias: Array | None  # [1 or B, N, T, S]
-    dropout: Dropout | None
+    dropout: DropoutMask | None
     interpret: bool = False
 
     def by(self, attention_fn: Callable[..., Array]) -> Array:
@@ -270,7 +270,7 @@ class Kernel:
         *,
         scale: float,
         bias: Float[Array, "#B N T S"] | None = None,
-        dropout: Dropout | None = None,
+        dropout: DropoutMask | None = None,
         softcap: float | None = None,
         interpret: bool = False,
     ) -> Float[Array, "B T N Hv"]:

@@ -8,7 +8,7 @@ from jax import Array
 from jaxtyping import Float, Float32
 
 from jaxformer.ops.dense import matmul, summed_in_float32
-from jaxformer.ops.dropout import Dropout
+from jaxformer.ops.dropout import DropoutMask
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
 
@@ -20,7 +20,7 @@ def reference(
     *,
     scale: float,
     bias: Float[Array, "#B N T S"] | None = None,
-    dropout: Dropout | None = None,
+    dropout: DropoutMask | None = None,
     softcap: float | None = None,
     on_weights: Callable[[Float32[Array, "B N T S"]], Float32[Array, "B N T S"]] | None = None,
 ) -> Float[Array, "B T N Hv"]:

@@ -15,7 +15,7 @@ def chip_memory(kind: str) -> int:
     return megabytes * 2**20 * 7 // 8
 
 
-class Plan(NamedTuple):
+class Tiling(NamedTuple):
     """Static arguments; T, S, N and K are those of one device, T and S multiples of the blocks.
 
     Keys from `last_key` on are padding. `memory` is what the kernels may use on the chip, in bytes.

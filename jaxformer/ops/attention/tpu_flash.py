@@ -19,7 +19,7 @@ from jaxformer.ops.attention.kernel import (
     on_mesh,
     unsupported,
 )
-from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Plan, chip_memory
+from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Tiling, chip_memory
 from jaxformer.ops.attention.tpu_kernels import backward, forward
 from jaxformer.ops.masks import AttentionMask
 
@@ -27,14 +27,16 @@ _BLOCKS = 512, 256, LANES  # of queries and of keys
 _PADDED_FROM = 512  # at most a fifth of a longer one is padding
 
 
-def plan_of(spec: AttentionSpec, device: DeviceInfo, scale: float, interpret: bool = False) -> Plan:
+def plan_of(
+    spec: AttentionSpec, device: DeviceInfo, scale: float, interpret: bool = False
+) -> Tiling:
     """The plan of a call, with the largest blocks for which the chip has memory."""
     heads, kv_heads = heads_per_device(spec)
     for most in _BLOCKS:
         (queries, block_q), (keys, block_k) = (
             _blocks(length, most) for length in (spec.queries, spec.keys)
         )
-        plan = Plan(
+        plan = Tiling(
             queries=queries,
             keys=keys,
             heads=heads,
@@ -57,7 +59,7 @@ def plan_of(spec: AttentionSpec, device: DeviceInfo, scale: float, interpret: bo
     return plan
 
 
-def _fits(plan: Plan, dtype: Any) -> bool:
+def _fits(plan: Tiling, dtype: Any) -> bool:
     return plan.needed_memory(jnp.dtype(dtype).itemsize) <= plan.memory
 
 
@@ -71,7 +73,7 @@ def _blocks(length: int, most: int) -> tuple[int, int]:
 
 
 def _head_lanes(size: int) -> int:
-    """The lanes of a head of `size`, which fill a group of 128 or are filled by such groups."""
+    """Lanes per head: a power of two up to 128, above it a multiple of 128."""
     if size > LANES:
         return -(-size // LANES) * LANES
     return max(16, 2 ** math.ceil(math.log2(size)))
@@ -84,7 +86,7 @@ def _compute(call: Call) -> Array:
     return attend(call.q, call.k, call.v, _segments(call.mask, spec), _words(call))
 
 
-def _attend_padded(plan: Plan, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Array:
+def _attend_padded(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Array:
     """Attention [B, T, N, Hv] of the heads of one device."""
     groups = plan.key_groups * plan.share
     flat = (
@@ -108,7 +110,7 @@ def _attend_padded(plan: Plan, q: Array, k: Array, v: Array, segments: Any, word
     return out[:, : q.shape[1], : q.shape[2], : v.shape[3]]
 
 
-def _flatten(plan: Plan, x: Array, length: int, heads: int) -> Array:
+def _flatten(plan: Tiling, x: Array, length: int, heads: int) -> Array:
     """`x` [B, L, N, H] as [B, length, heads * head_dim], with zeros in what it lacks."""
     x = _pad(x, {3: plan.head_dim})
     x = x.reshape(*x.shape[:2], -1)
@@ -142,16 +144,16 @@ def _words(call: Call) -> Array | None:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(plan: Plan, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Array:
+def _attend(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Array:
     return forward(plan, q, k, v, segments, words)[0]
 
 
-def _attend_forward(plan: Plan, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Any:
+def _attend_forward(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Any:
     out, log_sum = checkpoint_name(forward(plan, q, k, v, segments, words), FLASH_RESIDUALS)
     return out, (q, k, v, segments, words, out, log_sum)
 
 
-def _attend_backward(plan: Plan, saved: Any, d_out: Array) -> Any:
+def _attend_backward(plan: Tiling, saved: Any, d_out: Array) -> Any:
     q, k, v, segments, words, out, log_sum = saved
     most = plan.keys
     while most > plan.block_k and not _fits(plan._replace(keys=most), k.dtype):

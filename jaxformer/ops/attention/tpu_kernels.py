@@ -21,7 +21,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Plan
+from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Tiling
 from jaxformer.ops.dropout import keep_elements
 from jaxformer.ops.masks import MASKED_LOGIT
 
@@ -31,7 +31,7 @@ _ROWS = ((1,), (1,))  # the last axes of both operands are summed
 _PRODUCT = ((1,), (0,))
 
 
-def forward(plan: Plan, q: Any, k: Any, v: Any, segments: Any, words: Any) -> tuple[Array, Array]:
+def forward(plan: Tiling, q: Any, k: Any, v: Any, segments: Any, words: Any) -> tuple[Array, Array]:
     """Attention [B, T, G * width], and the logarithm to base 2 of each query's sum [B, G, 8, T].
 
     In the second, row h of the 8 is head h of the group.
@@ -59,7 +59,7 @@ def forward(plan: Plan, q: Any, k: Any, v: Any, segments: Any, words: Any) -> tu
 
 
 def backward(
-    plan: Plan,
+    plan: Tiling,
     q: Any,
     k: Any,
     v: Any,
@@ -94,7 +94,7 @@ def backward(
     )(q, k, v, *_arrays(segments, words), out, log_sum, d_out)
 
 
-def _specs(plan: Plan, segments: Any, words: Any) -> Any:
+def _specs(plan: Tiling, segments: Any, words: Any) -> Any:
     """The blocks of an array of queries, of rows of queries, and of what both kernels read."""
     bq, bk, width = plan.block_q, plan.block_k, plan.width
     at_q = pl.BlockSpec((1, bq, width), lambda b, g, c, i, n: (b, i, g * plan.share + c))
@@ -118,7 +118,7 @@ def _arrays(segments: Any, words: Any) -> tuple[Any, Any]:
     return (rows, jnp.broadcast_to(key[:, :, None], (*key.shape, LANES))), words
 
 
-def _options(plan: Plan, dtype: Any, name: str) -> dict[str, Any]:
+def _options(plan: Tiling, dtype: Any, name: str) -> dict[str, Any]:
     """What both calls say to the compiler; `metadata` is for readers of its programs."""
     needed = plan.needed_memory(jnp.dtype(dtype).itemsize)
     parameters = pltpu.CompilerParams(
@@ -137,12 +137,12 @@ def _dot(a: Array, b: Array, axes: Any = _PRODUCT) -> Array:
     return jax.lax.dot_general(a, b, (axes, ((), ())), preferred_element_type=jnp.float32)
 
 
-def _rows(plan: Plan, head: int) -> slice:
+def _rows(plan: Tiling, head: int) -> slice:
     """The rows of a head of the queries."""
     return slice(head * plan.head_dim, (head + 1) * plan.head_dim)
 
 
-def _key_rows(plan: Plan) -> list[Any]:
+def _key_rows(plan: Tiling) -> list[Any]:
     """For each head of the queries the rows of the head of keys that it reads."""
     ratio, size = plan.heads // plan.kv_heads, plan.head_dim
     if plan.packed == 1 or ratio == 1:
@@ -154,7 +154,7 @@ def _key_rows(plan: Plan) -> list[Any]:
     return [pl.ds(pl.multiple_of(slot * size, size), size) for slot in slots]
 
 
-def _spread(plan: Plan, x: Array, key_rows: list[Any], ref: Any) -> None:
+def _spread(plan: Tiling, x: Array, key_rows: list[Any], ref: Any) -> None:
     """Writes each head of `x` [width, L] into the rows of its keys, with zeros in the others."""
     if plan.packed > 1:
         ref[...] = jnp.zeros_like(ref)
@@ -162,7 +162,7 @@ def _spread(plan: Plan, x: Array, key_rows: list[Any], ref: Any) -> None:
         ref[head, of_keys, :] = x[_rows(plan, head)]
 
 
-def _allowed(plan: Plan, i: Any, j: Any, segments: Any, by_position: bool) -> Any:
+def _allowed(plan: Tiling, i: Any, j: Any, segments: Any, by_position: bool) -> Any:
     """A function (keys, queries) of two slices of a block: the keys that its queries may see.
 
     It returns [keys, queries], or None where they may see all of them. Without `by_position` their
@@ -191,7 +191,7 @@ def _allowed(plan: Plan, i: Any, j: Any, segments: Any, by_position: bool) -> An
     return allowed
 
 
-def _keep(plan: Plan, words: Any, head: int, j: Any) -> Any:
+def _keep(plan: Tiling, words: Any, head: int, j: Any) -> Any:
     """The weights [block_k, block_q] that dropout keeps."""
     key, second = (words[0, 0, n : n + 1, :] for n in (head, SUBLANES + head))
     shape = plan.block_k, plan.block_q
@@ -199,7 +199,7 @@ def _keep(plan: Plan, words: Any, head: int, j: Any) -> Any:
     return keep_elements(key, second, column.astype(jnp.uint32), plan.dropout)
 
 
-def _scores(plan: Plan, products: Array, allowed: Any) -> tuple[Array, Array | None]:
+def _scores(plan: Tiling, products: Array, allowed: Any) -> tuple[Array, Array | None]:
     """The scores, and the hyperbolic tangents of a soft cap."""
     if plan.softcap is None:
         scores, tanh = products * (plan.scale / math.log(2)), None
@@ -218,7 +218,7 @@ def _tiles(length: int) -> list[slice]:
     return [slice(first, first + LANES) for first in range(0, length, LANES)]
 
 
-def _each_block(plan: Plan, segments: Any, compute: Any) -> None:
+def _each_block(plan: Tiling, segments: Any, compute: Any) -> None:
     """Calls `compute(j, allowed)` for the block of keys of this step, if a query may see one.
 
     `allowed` is a function, see `_allowed`.
@@ -235,7 +235,7 @@ def _each_block(plan: Plan, segments: Any, compute: Any) -> None:
 
 
 def _forward_kernel(
-    plan: Plan, q_ref: Any, k_ref: Any, v_ref: Any, segments: Any, words: Any, *refs: Any
+    plan: Tiling, q_ref: Any, k_ref: Any, v_ref: Any, segments: Any, words: Any, *refs: Any
 ) -> None:
     out_ref, sum_ref, q_spread, acc, top, total, v_rows = refs
     step, key_rows = pl.program_id(4), _key_rows(plan)
@@ -293,7 +293,7 @@ def _forward_kernel(
 
 
 def _backward_kernel(
-    plan: Plan, q_ref: Any, k_ref: Any, v_ref: Any, segments: Any, words: Any, *refs: Any
+    plan: Tiling, q_ref: Any, k_ref: Any, v_ref: Any, segments: Any, words: Any, *refs: Any
 ) -> None:
     out_ref, sum_ref, d_out_ref, dq_ref, dk_ref, dv_ref = refs[:6]
     q_spread, d_spread, inner, dq_sum, dk_sum, dv_sum, k_rows = refs[6:]

@@ -22,7 +22,7 @@ from jaxformer.ops.attention import (
 )
 from jaxformer.ops.attention.cudnn import attend
 from jaxformer.ops.attention.kernel import Call
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 HOPPER = DeviceInfo("gpu", "NVIDIA H100", (9, 0))
@@ -128,7 +128,7 @@ def test_a_function_says_what_it_does_not_support(name, spec, device, words):
 
 def test_all_reasons_are_given_with_the_call_and_a_cure():
     q = jnp.zeros((1, 16, 1, 8))
-    dropout = Dropout(DropoutRng.create(jax.random.key(0), jnp.arange(1)), "weights", 0.1)
+    dropout = DropoutMask(DropoutRng.create(jax.random.key(0), jnp.arange(1)), "weights", 0.1)
     with pytest.raises(ConfigError) as refused:
         attention.cudnn(q, q, q, AttentionMask(), scale=1.0, dropout=dropout, interpret=True)
     assert str(refused.value) == (
@@ -156,6 +156,13 @@ def test_an_explicit_mask_is_computed_by_another_function_only_for_a_cache(name,
     beams = AttentionMask(explicit=prefix, offset=jnp.int32(0))
     expected = reference(q, q, q, beams, scale=1.0)
     assert_equal(attention.ATTENTION_FNS[name](q, q, q, beams, scale=1.0), expected)
+
+
+@pytest.mark.parametrize("name", ["auto", *UNSUPPORTED])
+def test_a_bool_array_as_mask_is_refused(name):
+    q = jnp.zeros((1, 128, 1, 8))
+    with pytest.raises(ConfigError, match=r"mask is a .* give AttentionMask\(explicit=array\)"):
+        attention.ATTENTION_FNS[name](q, q, q, np.ones((1, 128, 128), bool), scale=0.5)
 
 
 CUDNN_MASKS = {
@@ -238,7 +245,7 @@ def test_the_guide_shows_an_explanation():
 
 def test_auto_computes_what_reference_does(rng, assert_equal):
     q, k = (jnp.asarray(rng.standard_normal((2, 7, n, 4)), jnp.float32) for n in (6, 2))
-    dropout = Dropout(DropoutRng.create(jax.random.key(5), np.arange(2)), "weights", 0.5)
+    dropout = DropoutMask(DropoutRng.create(jax.random.key(5), np.arange(2)), "weights", 0.5)
     settings = {"scale": 0.5, "dropout": dropout, "softcap": 0.7}
 
     @jax.jit

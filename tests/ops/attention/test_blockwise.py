@@ -13,7 +13,7 @@ from jax.extend.core import jaxprs_in_params
 from jaxformer.config import NormOptions
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.ops.attention import blockwise, reference
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -121,7 +121,7 @@ def test_row_by_row_and_rematerialised_it_is_reference(inputs, assert_equal):
 
     def attend(row, q, k, v, valid, offset):
         mask = AttentionMask(causal=True, offset=offset, padding_mask=valid[None])
-        dropout = Dropout(DropoutRng(dropout_rng.key_data, row[None]), "name", 0.4)
+        dropout = DropoutMask(DropoutRng(dropout_rng.key_data, row[None]), "name", 0.4)
         return SMALL(q[None], k[None], v[None], mask, scale=0.7, dropout=dropout)[0]
 
     def alone(q, k, v):
@@ -131,7 +131,7 @@ def test_row_by_row_and_rematerialised_it_is_reference(inputs, assert_equal):
 
     def together(q, k, v):
         mask = AttentionMask(causal=True, offset=2, padding_mask=valid)
-        return reference(q, k, v, mask, scale=0.7, dropout=Dropout(dropout_rng, "name", 0.4))
+        return reference(q, k, v, mask, scale=0.7, dropout=DropoutMask(dropout_rng, "name", 0.4))
 
     def gradients(f):
         return jax.jit(jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)))(*inputs[:3])

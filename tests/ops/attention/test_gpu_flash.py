@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer.ops.attention import AttentionSpec, gpu_flash, reference
 from jaxformer.ops.attention.gpu_flash import block_bounds, make_mask_arrays, make_plan
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 flash = partial(gpu_flash, interpret=True)
@@ -21,7 +21,7 @@ def outcome(attention_fn, q, k, v, mask, rate=0.0, name="weights"):
     direction = np.random.default_rng(7).standard_normal((*q.shape[:3], v.shape[3]), np.float32)
 
     def total(q, k, v):
-        dropout = Dropout(dropout_rng, name, rate)
+        dropout = DropoutMask(dropout_rng, name, rate)
         out = attention_fn(q, k, v, mask, scale=0.6, dropout=dropout)
         return jnp.sum(out * direction), out
 

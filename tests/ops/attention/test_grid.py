@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.ops.attention import blockwise, reference, tpu_flash
-from jaxformer.ops.dropout import Dropout, DropoutRng
+from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -60,10 +60,12 @@ class Case:
             "holes": AttentionMask(padding_mask=spread),
             "segments": AttentionMask(**segments),
             "packed": AttentionMask(causal=True, padding_mask=valid, **segments),
+            "explicit": AttentionMask(explicit=rng.random((2, queries, keys)) < 0.4),
         }
         dropout_rng = DropoutRng.create(jax.random.key(1), jnp.array([4, 9]))
         bias = rng.standard_normal((self.rows, self.heads[0], *self.sizes)).astype(np.float32)
-        return masks[self.mask], bias if self.rows else None, Dropout(dropout_rng, "x", self.rate)
+        dropout = DropoutMask(dropout_rng, "x", self.rate)
+        return masks[self.mask], bias if self.rows else None, dropout
 
 
 # Each value of a column meets each value of most others; the sizes are no multiples of the blocks.
@@ -76,6 +78,7 @@ GRID = [
     Case((5, 7), (4, 1), (5, 3), "holes", "float32", 2, 0.0, 4),
     Case((7, 7), (6, 2), (4, 4), "packed", "bfloat16", 2, 0.3, 3),
     Case((11, 5), (3, 3), (5, 3), "segments", "float32", 0, 0.3, 3),
+    Case((5, 11), (6, 2), (4, 6), "explicit", "float32", 0, 0.0, 4),
 ]
 
 
