@@ -8,14 +8,11 @@ from experiments.harness.runs import distributed, run_folder
 from experiments.harness.training import initialization
 from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.finetune_presets import FinetuneConfig
-from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.prepare import TOKENIZER
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
-from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pretrained import load_without_weights
-from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
@@ -27,26 +24,17 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     Dropout, dtype and initializer stay those of `config`. A run that has begun no longer needs what
     it started from. Raises `ConfigError` for a run that starts from nothing.
     """
-    own = run_folder.folder_of(config.runs, "finetuning", config.name)
-    parent = initialization.parent_of(config)
-    if initialization.is_begun(own):
-        source: Any = run_folder.load_config(own, FinetuneConfig)
-        model, tokenizer = source.model, source.data.tokenizer
-    elif parent is not None:
-        source = run_folder.load_config(parent.folder, FinetuneConfig)
-        tokenizer = str(parent.folder / TOKENIZER)
-        model = source.model
-        if not (source.init_from or source.continue_from):  # else it is exact
-            model = replace(model, vocab_size=tokenizers.load(tokenizer).vocab_size)
-    elif config.init_from:
-        folder = locate(config.init_from)
-        loaded = init_from_pretrained.below_head(load_without_weights(folder))
-        source = init_from_pretrained.describe(folder, loaded)
-        model, tokenizer = loaded.model.config, str(folder)
+    folder = initialization.start_folder(config, "finetuning")
+    loaded = init_from_pretrained.below_head(load_without_weights(folder))
+    model = loaded.model.config
+    if loaded.config is None:
+        source, tokenizer = init_from_pretrained.describe(folder, loaded), str(folder)
         if config.task.kind in ("classification", "pairs") and source.objective == "masked":
             model = replace(model, pooler="tanh")  # published classifiers have one
     else:
-        raise ConfigError("a task is learned from a model: give --init_from RUN")
+        source = run_folder.load_config(folder, FinetuneConfig)
+        own = run_folder.folder_of(config.runs, "finetuning", config.name)
+        tokenizer = source.data.tokenizer if folder == own else str(folder / TOKENIZER)
     kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
     data = replace(
         config.data,
@@ -74,10 +62,7 @@ def read_weights(config: FinetuneConfig, devices: Strategy) -> Any:
     """
     if config.task.from_scratch:
         return None
-    parent = initialization.parent_of(config)
-    folder = parent.folder if parent else locate(config.init_from)
-    options = (parent.options,) if parent else ()
-    loaded = load_run(folder, *options, devices=devices, without_head=True)
+    loaded = init_from_pretrained.below_head(initialization.load_start(config, devices))
     is_masked = isinstance(loaded.model, MaskedLanguageModel)
     params = loaded.params["encoder"] if is_masked else loaded.params
     return params if config.task.kind == "chat" else {"backbone": params}

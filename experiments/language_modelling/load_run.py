@@ -6,7 +6,7 @@ from pathlib import Path
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
 from experiments.harness.training import loading
 from experiments.language_modelling.finetune_presets import FinetuneConfig
-from experiments.language_modelling.init_from_pretrained import below_head, describe
+from experiments.language_modelling.init_from_pretrained import describe
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.distributed import Strategy
 from jaxformer.pretrained import Loaded
@@ -15,15 +15,12 @@ from jaxformer.pretrained import Loaded
 def load_run(
     folder: Path,
     options: RunOptions = FINAL,
-    *,
     devices: Strategy | None = None,
-    without_head: bool = False,
 ) -> Loaded:
     """The model in `folder`; `config` describes also one of transformers.
 
-    `without_head` leaves out the head of a classifier. Raises `ConfigError` as `loading.load_run`
-    does, and for a folder of transformers without a language model or without a tokenizer.
+    Raises `ConfigError` as `loading.load_run` does, and for a folder of transformers without a
+    language model or without a tokenizer.
     """
     loaded = loading.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
-    loaded = below_head(loaded) if without_head else loaded
     return replace(loaded, config=loaded.config or describe(folder, loaded))

@@ -7,7 +7,7 @@ The same command again resumes. Everything is kept in runs/finetuning/NAME.
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,23 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.training import initialization
 from experiments.harness.training.rows import Rows, choose
 from experiments.harness.training.training_config import text_cache
-from experiments.translation import finetune_start
 from experiments.translation.corpus import Text, fingerprint, open_corpus
 from experiments.translation.evaluate import chosen_samples, score_summaries, write_samples
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
+from jaxformer.config import dotted_fields, with_fields
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
+from jaxformer.errors import ConfigError
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import translate
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
-from jaxformer.pretrained import Loaded
+from jaxformer.pretrained import Loaded, load_without_weights
+from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
 from jaxformer.text.metrics import score_translations
 from jaxformer.training.losses import seq2seq_loss
@@ -67,10 +73,9 @@ def train(
     `values` and `loggers` are as those of `translation.train`.
     """
     config, names = training.with_values(config, **values), SCORES[config.task.metric]
-    start = finetune_start.with_start
-    with training.open_run(EXPERIMENT, config, names, loggers, start) as run:
+    with training.open_run(EXPERIMENT, config, names, loggers, with_start) as run:
         config = run.config
-        loaded = finetune_start.load(config, run.folder, None)
+        loaded = load_tokenizers(config, run.folder)
         train_text, *scored = read_texts(config)
         pairs, seed = encode(config, loaded, train_text), config.training.seed
         chosen = choose(len(pairs.example_ids), config.task.num_examples, seed)
@@ -85,7 +90,8 @@ def train(
             make_step=make_step,
             batches=Rows(pairs, chosen, config.task.batch_size, seed),
             evaluate=evaluate,
-            read_start=partial(finetune_start.read_weights, config),
+            read_start=lambda devices: initialization.load_start(config, devices).params,
+            origin={"tokenizer": tokenizers.digest(run.folder / "tokenizer")},
         )
         run, state, step = training.start(run, task)
         training.fit(run, step, state, task)
@@ -100,6 +106,42 @@ def train(
         next_one = [("translation.translate",), ("translation.export",)]
         display.say("\n" + training.describe_folder(run.folder, {}, next_one))
     return read_result(run.folder)
+
+
+def with_start(config: FinetuneConfig) -> FinetuneConfig:
+    """`config` with the model and the search of what it starts from; dropout and dtype stay.
+
+    Raises `ConfigError` for a run that starts from nothing, or from another kind of model.
+    """
+    loaded = load_without_weights(initialization.start_folder(config, EXPERIMENT))
+    model = loaded.model
+    if not isinstance(model, EncoderDecoder):
+        name = type(model).__name__
+        raise ConfigError(f"{config.init_from} holds a {name}, which does not translate")
+    if loaded.tokenizer is None:
+        raise ConfigError(f"{config.init_from} has no tokenizer.json: write one there")
+    search, translation = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
+    search = replace(search, beam_size=config.task.beam_size or search.beam_size)
+    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
+    sizes = with_fields(model.config, kept)
+    return replace(config, model=sizes, search=search, translation=translation)
+
+
+def load_tokenizers(config: FinetuneConfig, folder: Path) -> Loaded:
+    """The model of the run in `folder`, with the tokenizers that are copied there at first."""
+    place = folder / "tokenizer"
+    with distributed.together():
+        if distributed.is_first() and not (place / "target.json").exists():
+            start = load_without_weights(initialization.start_folder(config, EXPERIMENT))
+            place.mkdir(parents=True, exist_ok=True)
+            if start.tokenizer is not start.target_tokenizer:
+                start.tokenizer.save(place / "source.json")
+            start.target_tokenizer.save(place / "target.json")
+    target = tokenizers.load(place / "target.json")
+    is_joint = not (place / "source.json").exists()
+    source = target if is_joint else tokenizers.load(place / "source.json")
+    settings = config.search, config.translation
+    return Loaded(training.build_model(config), None, source, target, settings, config)
 
 
 def read_texts(config: FinetuneConfig) -> list[Text]:

@@ -386,6 +386,18 @@ def test_pairs_are_read_from_tables_and_records(tmp_path):
         classification.read(config, table)
 
 
+def test_a_first_line_that_names_the_columns_is_no_example(tmp_path):
+    rows = ["label\ttext", "a\tthe sun", "b\tthe moon"]
+    plain = classification.read(CAUSAL, write_lines(tmp_path / "plain.tsv", *rows[1:]))
+    named = write_lines(tmp_path / "named.tsv", *rows)
+    assert classification.read(CAUSAL, named) == plain == [("a", "the sun"), ("b", "the moon")]
+    used = write_lines(tmp_path / "used.tsv", *rows, "label\tthe star")
+    assert len(classification.read(CAUSAL, used)) == 4, "here it is a class"
+    turned = write_lines(tmp_path / "turned.tsv", "sentence\tlabel", "the sun\ta")
+    with pytest.raises(DataError, match="turned.tsv:1: the label is in column 2: put it into the"):
+        classification.read(CAUSAL, turned)
+
+
 def test_labelled_text_that_cannot_be_used_is_refused(tmp_path, tokenizer):
     for lines, said in (
         (["a\tx", "b y"], r"a.tsv:2: needed label<TAB>text, got 1 columns: 'b y'"),
@@ -498,6 +510,9 @@ def test_rows_that_have_no_room_for_what_is_learned_are_refused(files, tokenizer
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
     with pytest.raises(DataError, match="conversation 1: a message contains '<eos>', the name"):
         chat.encode(CAUSAL, tokenizer, [conversation("a <eos>", "b")], template)
+    endless = template._replace(source=PLAIN_TEMPLATE.replace("{{ eos_token }}", ""))
+    with pytest.raises(ConfigError, match="ends no answer with a special token, so a model would"):
+        chat.encode(CAUSAL, tokenizer, [conversation("a", "b")], endless)
     short, long = conversation("a", "b"), conversation("a " * 40, "b")
     with pytest.warns(UserWarning, match="1 of 2 conversations are left out: no answer begins"):
         few = chat.encode(changed(CAUSAL, data__seq_len=43), tokenizer, [long, short], template)
@@ -510,7 +525,7 @@ def test_settings_that_contradict_each_other_are_refused(folder, tmp_path):
     with pytest.raises(ConfigError, match="but from_scratch=True starts from random ones"):
         changed(PRESETS["chat"], task__from_scratch=True, training__lora_rank=2)
     config = changed(PRESETS["chat"], runs=str(tmp_path), init_from="")
-    with pytest.raises(ConfigError, match="a task is learned from a model: give --init_from RUN"):
+    with pytest.raises(ConfigError, match="a fine-tuning starts from a model: give --init_"):
         with_start(config)
     with pytest.raises(ConfigError, match="task.kind='chat' needs files: give --data.train FILE"):
         finetune.train(replace(config, init_from=str(folder("causal"))))

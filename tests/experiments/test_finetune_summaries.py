@@ -193,7 +193,7 @@ def test_a_long_source_is_cut_as_in_training(folder, config):
 
 
 def test_a_run_that_starts_from_nothing_or_has_too_few_pairs_is_refused(config, tmp_path):
-    with pytest.raises(ConfigError, match="pairs are learned from a model: give --init_from RUN"):
+    with pytest.raises(ConfigError, match="a fine-tuning starts from a model: give --init_from"):
         finetune.train(changed(config, runs=str(tmp_path), init_from=""))
     with pytest.raises(ConfigError, match="num_examples=99, but there are 75 examples"):
         finetune.train(changed(config, runs=str(tmp_path), task__num_examples=99))

@@ -22,7 +22,8 @@ from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
-from jaxformer.pretrained import load_pretrained
+from jaxformer.pretrained import Loaded, load, load_pretrained
+from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text.data import all_rows
 from jaxformer.training.lora import without_adapters
@@ -78,6 +79,29 @@ def with_parent(config: C, experiment: str) -> C:
         values["block"] = run.training.block
     model, training = with_fields(source.model, kept), replace(run.training, **values)
     return replace(run, model=model, training=training)
+
+
+def start_folder(config: Any, experiment: str) -> Path:
+    """The folder that a fine-tuning starts from; its own once it has begun.
+
+    Raises `ConfigError` for a run that starts from nothing.
+    """
+    own = run_folder.folder_of(config.runs, experiment, config.name)
+    if is_begun(own):
+        return own
+    if not config.init_from:
+        raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
+    parent = parent_of(config)
+    return locate(config.init_from) if parent is None else parent.folder
+
+
+def load_start(config: Any, devices: Strategy) -> Loaded:
+    """The run or folder that `config` starts from, with its weights on `devices`."""
+    parent = parent_of(config)
+    if parent is None:
+        return load(config.init_from, strategy=devices)
+    checkpoint, step = parent.options.checkpoint, parent.options.step
+    return load(parent.folder, checkpoint=checkpoint, step=step, strategy=devices)
 
 
 def is_begun(folder: Path) -> bool:

@@ -25,6 +25,7 @@ from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers.tokenizer import all_special_ids
 from jaxformer.training.losses import causal_loss
 
 SCORES = ("validation_loss", "validation_accuracy")
@@ -84,6 +85,13 @@ def encode(
         contents = [message["content"] for message in messages]
         check_messages(contents, tokenizer, f"conversation {number}: ")
     texts = [facts.answers(messages) for messages in items]
+    special = all_special_ids(tokenizer.library_tokenizer)
+    answers = [text[start:end] for text, spans in texts for start, end in spans]
+    if not any(name in answer for answer in answers for name in special):
+        raise ConfigError(
+            "the chat template ends no answer with a special token, so a model would never learn "
+            "to stop: write eos_token after each message, or start from a model that has one"
+        )
     encoded = tokenizer.encode_with_special([text for text, _ in texts])
     rows, counts = [], []
     for (ids, offsets), (_, spans) in zip(encoded, texts, strict=True):

@@ -28,20 +28,23 @@ __all__ = ["inputs", "write_facts"]
 
 SCORES = ("validation_accuracy",)
 _FIELDS = ("label", "text"), ("label", "premise", "hypothesis")
+_HEADER = {"label", "text", "sentence", "sentence1", "sentence2", "premise", "hypothesis"}
 loss = classification_loss
 
 
 def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
     """(label, text) or (label, premise, hypothesis) of each line of a file.
 
-    A further tab ends the last text. A file of records (.jsonl, .parquet) has these fields. Raises
-    `DataError` naming the first line without one of them, and as `read_lines` does.
+    A further tab ends the last text, and a first line that names the columns is left out. A file
+    of records (.jsonl, .parquet) has these fields. Raises `DataError` naming the first line without
+    one of them, and as `read_lines` does.
     """
     names = _FIELDS[config.task.kind == "pairs"]
     if is_record_file(path):
         rows: list[Sequence[str]] = list(read_fields(path, names))
     else:
         rows = [line.split("\t")[: len(names)] for line in read_lines(path)]
+        rows = rows[_has_header(path, rows) :]
     for number, row in enumerate(rows, start=1):
         if len(row) < len(names) or not all(text.strip() for text in row):
             raise DataError(
@@ -49,6 +52,16 @@ def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
                 f"{' '.join(map(repr, row))}"
             )
     return [tuple(row) for row in rows]
+
+
+def _has_header(path: str, rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first line names the columns; `DataError` where the label is not the first."""
+    names = [name.strip().lower() for name in rows[0]] if rows else []
+    if "label" in names[1:] and set(names) <= _HEADER:
+        raise DataError(
+            f"{path}:1: the label is in column {names.index('label') + 1}: put it into the first"
+        )
+    return names[:1] == ["label"] and all(row[0].strip().lower() != "label" for row in rows[1:])
 
 
 def built_in(part: str) -> list[tuple[str, ...]]:
