@@ -5,7 +5,6 @@ Also what several benchmarks share: texts that a compiled program writes, peers'
 
 import datetime
 import importlib.metadata
-import json
 import os
 import platform
 import re
@@ -28,6 +27,7 @@ from experiments.benchmarks.timing import (
     measure_cases,
 )
 from experiments.harness.results.tables import Table, markdown
+from experiments.harness.runs.run_files import write_json
 from experiments.results import Result
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
@@ -84,7 +84,7 @@ def run_tables(
             }
             for title, timings in results.items()
         }
-        path.write_text(json.dumps(content | {"tables": rows}, indent=2) + "\n", encoding="utf-8")
+        write_json(path, content | {"tables": rows})
     print(f"\nall numbers: {path}")
     return results
 

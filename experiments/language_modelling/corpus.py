@@ -41,7 +41,7 @@ class Part(NamedTuple):
         return _between(documents, self.start, self.stop)
 
     def _whole(self) -> Iterator[Iterator[str]]:
-        plain = [sources.is_plain(str(path)) for path in self.paths]
+        plain = [sources.kind_of(path) == "text" for path in self.paths]
         if all(plain):
             return read_documents(self.paths, split=self.split)
         parts = (

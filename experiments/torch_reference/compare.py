@@ -4,7 +4,6 @@ Both start from the same weights and get the same batches. Prints the difference
 gradients and training; writes runs/torch_reference/NAME. `experiments.benchmarks.train` times both.
 """
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ import optax
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
+from experiments.harness.runs.run_files import write_json
 from experiments.harness.training.build import build_model
 from experiments.translation.prepare import describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -96,8 +96,7 @@ def main(config: CompareConfig) -> None:
         "trajectory": training._asdict(),
         "versions": {"jax": jax.__version__, "torch": torch.__version__},
     }
-    text = json.dumps(numbers, indent=2) + "\n"
-    (folder / "comparison.json").write_text(text, encoding="utf-8")
+    write_json(folder / "comparison.json", numbers)
     print(report(same_weights, training))
     print(f"all numbers: {folder / 'comparison.json'}")
 

@@ -92,7 +92,7 @@ def read_files(files: Files) -> Text | None:
     fields = files.source_field, files.target_field
     if not files.target:
         return Text(*sources.read_both(files.source, fields))
-    if sources.is_plain(files.source) and sources.is_plain(files.target):
+    if sources.kind_of(files.source) == sources.kind_of(files.target) == "text":
         return Text(*read_pairs(files.source, files.target))
     sides = zip((files.source, files.target), fields, strict=True)
     text = Text(*(list(sources.read_texts(*side)) for side in sides))

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from experiments.harness.runs import sources
-from experiments.harness.runs.sources import is_record_file, read_fields
+from experiments.harness.runs.sources import kind_of, read_fields
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
 from experiments.language_modelling.presets import DataConfig as LanguageData
@@ -118,7 +118,7 @@ def written(path, rows=ROWS):
 )
 def test_the_fields_of_each_record_are_read_in_order(tmp_path, name):
     path = written(tmp_path / name)
-    assert is_record_file(path) and not is_record_file(tmp_path / "a.txt")
+    assert kind_of(path) == ("parquet" if name == "a.parquet" else "json lines")
     assert list(read_fields(path, ("translation.en", "note"))) == EXPECTED
 
 

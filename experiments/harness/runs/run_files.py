@@ -28,13 +28,12 @@ class Record:
 
         Raises `DataError` for a file that is no record or has been changed.
         """
-        if not self.path.exists():
-            return {}
         try:
-            content = json.loads(self.path.read_text(encoding="utf-8"))
+            content = storage.read_json(self.path, default={})
             intact = content.pop("crc32", None) in (None, _sum(content))
-            intact = intact and all(isinstance(content[x], kind) for x, kind in fields.items())
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            needed = fields if content else {}
+            intact &= all(isinstance(content.get(name), kind) for name, kind in needed.items())
+        except DataError:
             intact = False
         if not intact:
             raise DataError(f"{self.path} is damaged: {self._remedy}")

@@ -21,9 +21,10 @@ from jaxformer.config import import_by_name, is_import_name
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.text.data import iterate_lines, read_tab_pairs
 
-Format = Literal["text", "table", "json lines", "parquet"]
+Kind = Literal["text", "table", "json lines", "parquet", "data set", "function"]
 
-_FORMATS: dict[str, Format] = {
+_ENDINGS: dict[str, Kind] = {
+    ".json": "json lines",
     ".jsonl": "json lines",
     ".ndjson": "json lines",
     ".parquet": "parquet",
@@ -31,19 +32,21 @@ _FORMATS: dict[str, Format] = {
 }
 
 
-def format_of(path: str | os.PathLike[str]) -> Format:
-    """What a file holds, by its name; a .json file is looked into.
+def kind_of(name: str | os.PathLike[str]) -> Kind:
+    """What `name` stands for; a file that is there may look like another name.
 
     Raises `DataError` for a .json file that has not one record in each line.
     """
-    name = str(path).lower().removesuffix(".gz")
-    if name.endswith(".json"):
-        _check_record_lines(Path(path))
-        return "json lines"
-    for end, kind in _FORMATS.items():
-        if name.endswith(end):
-            return kind
-    return "text"
+    name = str(name)
+    is_there = os.path.isfile(name)
+    if not is_there and name.startswith("hf:"):
+        return "data set"
+    if not is_there and is_import_name(name):
+        return "function"
+    ending = Path(name.lower().removesuffix(".gz")).suffix
+    if is_there and ending == ".json":
+        _check_record_lines(Path(name))
+    return _ENDINGS.get(ending, "text")
 
 
 def _check_record_lines(path: Path) -> None:
@@ -59,26 +62,11 @@ def _check_record_lines(path: Path) -> None:
         )
 
 
-def is_record_file(path: str | os.PathLike[str]) -> bool:
-    """Whether a file holds records."""
-    return format_of(path) in ("json lines", "parquet")
-
-
-def is_file(name: str) -> bool:
-    """Whether `name` is that of a file; one that is there may look like another name."""
-    return os.path.isfile(name) or not (name.startswith("hf:") or is_import_name(name))
-
-
-def is_plain(name: str) -> bool:
-    """Whether `name` is that of a file of lines or documents."""
-    return is_file(name) and format_of(name) == "text"
-
-
 def read_texts(name: str, field: str) -> Iterator[str]:
     """The texts of `name`: its lines, or what its records have under `field`."""
-    if is_plain(name):
+    if kind_of(name) == "text":
         return iterate_lines(name)
-    if is_file(name) and format_of(name) == "table":
+    if kind_of(name) == "table":
         raise ConfigError(
             f"{name} holds pairs of texts, but single texts are needed: give a file of lines, "
             ".jsonl, .parquet, hf:NAME or package.module:name"
@@ -100,12 +88,12 @@ def read_both(name: str, fields: tuple[str, str]) -> tuple[list[str], list[str]]
 
 def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]]:
     """The pairs of `read_both`, one after the other."""
-    if is_plain(name):
+    if kind_of(name) == "text":
         raise ConfigError(
             f"parallel text needs both files, but source={name!r} and target='' were given: only "
             ".tsv, .jsonl, .parquet, hf:NAME and package.module:name hold both"
         )
-    if is_file(name) and format_of(name) == "table":
+    if kind_of(name) == "table":
         return zip(*read_tab_pairs(name), strict=True)
     return iter(_read(name, fields))
 
@@ -116,22 +104,22 @@ def identity(name: str, cache: TextCache) -> str:
     Your own function is called for it. Raises `DataError` for a file that is not there, and for one
     that can be read only once.
     """
-    if is_file(name):
-        path = Path(name)
-        if not path.exists():
-            raise DataError(f"{name}: cannot read the file: No such file or directory")
-        if not path.is_file():
-            raise DataError(
-                f"{name} is no regular file, and a text is read several times: write it to a file, "
-                "and give that"
-            )
-        return f"{format_of(name)} {cache.digest(path)}"
-    if name.startswith("hf:"):
+    kind, path = kind_of(name), Path(name)
+    if kind == "data set":
         return _hub_data_set(name)._fingerprint
-    digest = hashlib.sha256()
-    for item in _called(name):
-        digest.update(repr(item).encode() + b"\0")
-    return digest.hexdigest()
+    if kind == "function":
+        digest = hashlib.sha256()
+        for item in _called(name):
+            digest.update(repr(item).encode() + b"\0")
+        return digest.hexdigest()
+    if not path.exists():
+        raise DataError(f"{name}: cannot read the file: No such file or directory")
+    if not path.is_file():
+        raise DataError(
+            f"{name} is no regular file, and a text is read several times: write it to a file, "
+            "and give that"
+        )
+    return f"{kind} {cache.digest(path)}"
 
 
 def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
@@ -146,7 +134,7 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     [('A house.', 'Ein Haus.')]
     """
     path = Path(path)
-    records = _parquet(path, fields) if format_of(path) == "parquet" else json_lines(path)
+    records = _parquet(path, fields) if kind_of(path) == "parquet" else json_lines(path)
     number = 0
     for number, record in records:
         yield tuple(_field_of(record, field, f"{path}:{number}") for field in fields)
@@ -167,10 +155,11 @@ def json_lines(path: Path) -> Iterator[tuple[int, Any]]:
 
 def _read(name: str, fields: Sequence[str]) -> Iterable[tuple[str, ...]]:
     """The texts under `fields` of each record of `name`."""
-    if name.startswith("hf:"):
+    kind = kind_of(name)
+    if kind == "data set":
         records = enumerate(_hub_data_set(name))
         return (tuple(_field_of(x, field, f"{name}:{i}") for field in fields) for i, x in records)
-    return _called(name, len(fields)) if is_import_name(name) else read_fields(name, fields)
+    return _called(name, len(fields)) if kind == "function" else read_fields(name, fields)
 
 
 def _field_of(record: Any, field: str, where: str) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness.runs.run_files import write_json
 from experiments.harness.runs.sources import json_lines
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError, shorten
@@ -86,7 +87,7 @@ class ChatTemplate(NamedTuple):
     def save(self, folder: Path) -> None:
         """Writes the template into `folder`, as `load_template` reads it."""
         storage.write(folder / TEMPLATE, self.source.encode())
-        storage.write(folder / _CONFIG, (json.dumps(dict(self.tokens)) + "\n").encode())
+        write_json(folder / _CONFIG, dict(self.tokens))
 
 
 def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:

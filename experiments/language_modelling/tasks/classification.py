@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.runs.sources import is_record_file, read_fields
+from experiments.harness.runs.sources import kind_of, read_fields
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.examples import snippets
 from experiments.language_modelling.tasks.rows import (
@@ -40,7 +40,7 @@ def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
     one of them, and as `read_lines` does.
     """
     names = _FIELDS[config.task.kind == "pairs"]
-    if is_record_file(path):
+    if kind_of(path) in ("json lines", "parquet"):
         rows: list[Sequence[str]] = list(read_fields(path, names))
     else:
         rows = [line.split("\t")[: len(names)] for line in read_lines(path)]
