@@ -1,6 +1,7 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
 import shutil
+import textwrap
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -130,7 +131,7 @@ def describe(prepared: Prepared) -> str:
         f"validation {len(prepared.validation.source):,}, test {len(prepared.test.source):,}\n"
         f"vocabulary {prepared.target_tokenizer.vocab_size:,}, "
         f"{batches.steps_per_epoch:,} batches an epoch, {batches.padding_share:.1%} padding\n"
-        f"shapes (rows x source > target): {shapes}"
+        + textwrap.fill(f"shapes (rows x source > target): {shapes}", 79)
     )
 
 

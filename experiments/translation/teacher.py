@@ -21,7 +21,7 @@ from experiments.harness.training.fit import Step
 from experiments.harness.training.initialization import Parent
 from experiments.translation.load_run import load_run
 from experiments.translation.prepare import Prepared
-from experiments.translation.presets import TranslationConfig
+from experiments.translation.presets import TrainingConfig, TranslationConfig
 from jaxformer.checkpoint import manifest
 from jaxformer.distributed import CompiledStep, Strategy
 from jaxformer.errors import CheckpointError, ConfigError
@@ -35,12 +35,14 @@ from jaxformer.training.losses import TokenLoss, seq2seq_loss
 def with_teacher(
     step: Step, config: TranslationConfig, prepared: Prepared, devices: Strategy, folder: Path
 ) -> Any:
-    """`step` on batches to which the teacher's logits are added on their devices.
+    """`step` on batches to which the teacher's logits are added on their devices, if there is one.
 
     The teacher's parameters are no part of the state: nothing trains or saves them. The run's
     `folder` records them. Raises `ConfigError` for a teacher that is no run, and for one with other
     tokenizers, `CheckpointError` where the teacher's weights have changed since the run began.
     """
+    if not config.training.teacher:
+        return step
     parent = initialization.find_run(config.training.teacher)
     if parent is None:
         initialization.refuse_parent("teacher", config.training.teacher)
@@ -51,6 +53,11 @@ def with_teacher(
         _record(folder, config.training.teacher, digest(parent))
     logits = CompiledStep(partial(_logits, teacher.model), devices.mesh)
     return lambda state, batch: step(state, with_logits(batch, logits(teacher.params, batch)))
+
+
+def loss_of(options: TrainingConfig) -> Callable[..., TokenLoss]:
+    """The function that makes the loss of a translation, with the teacher that `options` name."""
+    return distilled(options.distillation_weight) if options.teacher else seq2seq_loss
 
 
 def distilled(weight: float) -> Callable[..., TokenLoss]:

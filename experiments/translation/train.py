@@ -25,7 +25,6 @@ from jaxformer.pretrained import Loaded
 from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
-from jaxformer.training.losses import seq2seq_loss
 
 EXPERIMENT = "translation"
 SCORES = ("validation_bleu", "validation_chrf", "validation_exact", "validation_loss")
@@ -42,8 +41,7 @@ def make_init_and_step(
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     options = config.training
-    default = teacher.distilled(options.distillation_weight) if options.teacher else seq2seq_loss
-    loss = training.build_loss(options, default)(
+    loss = training.build_loss(options, teacher.loss_of(options))(
         model, pad=PAD, label_smoothing=options.label_smoothing, loss_chunk=options.loss_chunk
     )
     inputs = batch.source, batch.target[:, :-1]
@@ -81,8 +79,7 @@ def train(
             origin={"tokenizer": tokenizers.digest(run.folder / "tokenizer")},
         )
         run, state, step = training.start(run, task)
-        if config.training.teacher:
-            step = teacher.with_teacher(step, run.config, data, run.devices, run.folder)
+        step = teacher.with_teacher(step, run.config, data, run.devices, run.folder)
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task, "validation_bleu")
         score(run, replace(loaded, params=params), data)

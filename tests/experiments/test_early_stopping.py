@@ -29,6 +29,7 @@ SCORES = {"validation_bleu": 31.7, "validation_loss": 2.5, "validation_kl": 0.3}
             ("validation_other", -1.0),
         ),
         ({"early_stopping_metric": "validation_kl", "loss": "a:b"}, ("validation_kl", 1.0)),
+        ({"early_stopping_metric": "own_loss", "metrics": ("a:b",)}, ("own_loss", 1.0)),
     ],
 )
 def test_the_name_tells_whether_less_or_more_is_better_unless_it_is_given(changes, expected):

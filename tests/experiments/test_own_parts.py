@@ -24,7 +24,6 @@ from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.runs.loggers import Loggers
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.training import build
-from experiments.harness.training.task import stopping_metric
 from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
@@ -360,15 +359,6 @@ def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
         build.user_metrics(training, taken._replace(loaded=None))
     with pytest.raises(TypeError, match="returned a str, but it must return a dict of numbers"):
         build.user_metrics(replace(training, metrics=("builtins:repr",)), taken)
-
-
-def test_early_stopping_may_watch_a_metric_of_ones_own():
-    names = {"early_stopping_metric": "validation_half", "early_stopping_mode": "max"}
-    training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",), **names)
-    watched = stopping_metric(training, ("validation_loss",))
-    assert watched.of({"validation_loss": 1.0, "validation_half": 0.5}) == -0.5
-    with pytest.raises(ConfigError, match="'validation_half' is unknown"):
-        stopping_metric(replace(training, metrics=()), ("validation_loss",))
 
 
 def test_errors_of_closing_and_of_logging_are_one_warning_each_logger(capsys):

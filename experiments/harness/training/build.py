@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -27,7 +28,7 @@ from experiments.harness.training.training_config import (
     OptimizerConfig,
     TrainingConfig,
 )
-from jaxformer.config import import_by_name, is_import_name, name_of
+from jaxformer.config import import_by_name, is_import_name, name_of, with_fields
 from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
@@ -67,30 +68,27 @@ def with_values(config: C, **values: Any) -> C:
 
     Raises `ConfigError` as `name_of` does, `TypeError` for an unknown argument.
     """
-    run: Any = config  # the configs of the experiments share these fields, but no class
+    names: dict[str, Any] = {}
     for argument, value in values.items():
         if argument not in VALUES:
             raise TypeError(f"train() has no argument {argument!r}: give {', '.join(VALUES)}")
         if value is None:
             continue
-        group, _, field = VALUES[argument].partition(".")
-        part = getattr(run, group)
-        if argument == "metrics":
-            name: Any = tuple(name_of(metric, argument) for metric in value)
-        else:
-            name = name_of(value, argument)
+        field = VALUES[argument]
+        several = value if argument == "metrics" else (value,)
+        name = tuple(name_of(each, argument) for each in several)
         if argument == "dataset":  # files, or the two sides of a parallel text
-            kind = type(part.train)
-            name = (name,) if kind is tuple else kind(name)
-        run = replace(run, **{group: replace(part, **{field: name})})
-    return run
+            kind = type(attrgetter(field)(config))
+            names[field] = name if kind is tuple else kind(*name)
+        else:
+            names[field] = name if argument == "metrics" else name[0]
+    return with_fields(config, names)
 
 
 def check(config: Any) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
     for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
-        group, _, field = path.partition(".")
-        stored = getattr(getattr(config, group), field)
+        stored = attrgetter(path)(config)
         for name in stored if isinstance(stored, tuple) else (stored,):
             needed = is_import_name(name) if argument in _BUILT_IN else bool(name)
             if needed and argument not in ("dataset", "tokenizer"):
