@@ -19,6 +19,7 @@ from experiments.harness.cli.config_files import settings
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation.presets import PRESETS
 from tests.documents import PAGES, ROOT, blocks, prose
+from tests.two_processes import finished, start
 
 COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`<>|])*)"""
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
@@ -75,6 +76,15 @@ def test_the_code_of_the_readme_prints_what_its_comments_say(capsys):
         block.run(variables)
         comments += re.findall(r"^print\(.*\)  # (.*)$", block.code, re.MULTILINE)
     assert comments and capsys.readouterr().out.splitlines() == comments
+
+
+@pytest.mark.long
+def test_the_step_of_the_readme_has_one_loss_under_jit_pmap_shard_map_and_on_a_mesh():
+    code = "\n".join(block.code for block in blocks("README.md", "python"))
+    code += "print(*(x['loss'].max() for x in (one, copied, mapped, divided)))\n"
+    (done,) = finished(start("-c", code, devices=4))
+    losses = [float(word) for word in done.out.split()[-4:]]
+    assert losses == pytest.approx([losses[0]] * 4, rel=1e-5)
 
 
 def test_the_layers_of_the_readme_are_the_folders_of_the_package():

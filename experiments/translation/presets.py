@@ -160,9 +160,11 @@ grammar = TranslationConfig(
         dropout_rate=0.0,
     ),
     data=DataConfig("grammar", batch_tokens=2_048, buckets=4, pad_to_multiple=2),
-    optimizer=replace(_COSINE, learning_rate=3e-3, warmup_steps=100, total_steps=1_800),
+    optimizer=replace(
+        _COSINE, name="muon", learning_rate=0.01, momentum=0.9, warmup_steps=50, total_steps=700
+    ),
     training=TrainingConfig(
-        label_smoothing=0.0, log_every=50, save_every=300, evaluate_every=600, average_checkpoints=1
+        label_smoothing=0.0, log_every=50, save_every=350, evaluate_every=350, average_checkpoints=1
     ),
 )
 
@@ -259,7 +261,8 @@ def _marian(config: TranslationConfig) -> TranslationConfig:
 
 grammar_marian = _marian(grammar)
 grammar_marian = replace(
-    grammar_marian, optimizer=replace(grammar.optimizer, learning_rate=1.5e-3, warmup_steps=200)
+    grammar_marian,
+    optimizer=replace(_COSINE, learning_rate=1.5e-3, warmup_steps=200, total_steps=1_800),
 )
 wmt14_base_marian = _marian(wmt14_base)
 

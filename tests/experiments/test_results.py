@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 import shutil
 
 import pytest
@@ -11,6 +12,7 @@ from jaxformer.errors import DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 
 PAGES = results.pages(results.ROOT)
+ENSEMBLE = "multi30k_lower, the three seeds as an ensemble"
 PAGE = results.ROOT / "language_modelling" / "README.md"
 
 
@@ -26,6 +28,50 @@ def page(tmp_path_factory):
 def test_the_tables_of_the_pages_are_those_that_their_results_make():
     assert {path.parent.name for path in PAGES} >= {"translation", "language_modelling"}
     results.main(results.ResultsOptions(check=True))
+
+
+def peers(row, other):
+    """A row of the table of peers."""
+    return "peers", (row, "jaxformer"), (row, other)
+
+
+README = {  # the beginning of a row: its table, then system and metric of ours and of the other
+    "Multi30k": ("quality", ("multi30k_lower, beam 5", "lowercased.bleu"), None),
+    "three": ("quality", (f"{ENSEMBLE}, beam 5", "lowercased.bleu"), None),
+    "Shakespeare": ("shakespeare", ("jaxformer", "loss"), ("PyTorch", "loss")),
+    "the same": ("changes", ("and rows of 256, 3 a batch, 798,928", "loss"), None),
+    "WikiText-2": ("quality", ("wikitext2, --stride 64", "word_perplexity"), None),
+    "Python's": ("quality", ("python_stdlib", "bits_per_byte"), None),
+    "training step of a": peers("training step, nanoGPT of 10.6 M, ms", "PyTorch, eager"),
+    "training step of nano": peers("training step, nanoGPT of 0.8 M, ms", "torch.compile"),
+    "generation": peers("240 tokens after 16, 1 text, ms", "PyTorch, eager"),
+    "beam search, base size, f": peers("beam search of 32 texts, float32, tokens/s", "CTranslate2"),
+    "beam search, base size, i": peers("beam search of 32 texts, int8, tokens/s", "CTranslate2"),
+    "attention": peers("attention, 8,192 tokens, ms", "PyTorch, eager"),
+}
+
+
+def test_each_number_of_the_readme_is_that_of_a_line_and_no_other_system_is_faster():
+    lines = [line for path in PAGES for line in results.read(path.with_name(results.FILE))]
+    text = (results.ROOT.parent / "README.md").read_text().partition("## Results")[2]
+    rows = re.findall(r"^\| (.*) \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    rows = [row for row in rows if any(row[0].startswith(name) for name in README)]
+    assert len(rows) == len(README)
+    for first, *cells in rows:
+        ((table, *named),) = (row for name, row in README.items() if first.startswith(name))
+        scores = {(x.system, x.metric): x for x in lines if x.table == table}
+        for cell, name in zip(cells, named, strict=True):
+            if name is None:
+                assert cell == "-" or "published" in cell
+                continue
+            number, *interval = re.findall(r"\d[\d,.]*", cell.partition(" (")[0])
+            digits = len(number.partition(".")[2])
+            assert f"{scores[name].score:,.{digits}f}" == number, first
+            assert not interval or f"{scores[name].interval:.{digits}f}" == interval[0], first
+        if table == "peers":
+            (system, _), best = named[1], max if named[1][0].endswith("/s") else min
+            others = [x for (s, m), x in scores.items() if s == system and m != "jaxformer"]
+            assert scores[named[1]].score == best(x.score for x in others), first
 
 
 def test_a_number_without_a_line_is_found(page):
