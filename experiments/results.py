@@ -20,10 +20,10 @@ from experiments.harness.results.comparing import compare
 from experiments.harness.results.groups import (
     expand,
     experiment_of,
-    seconds_of,
     settings_of,
     shared_settings,
 )
+from experiments.harness.results.run_facts import seconds_of
 from experiments.harness.results.statistics import decimals, rounded
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs.run_folder import environment_of

@@ -1,6 +1,6 @@
 """Lists, compares and shows runs: `python -m experiments.runs [WORD] RUN|SWEEP ..`.
 
-  list     a line for each run: newest step, scores, start and parent (without a WORD: this)
+  list     a line for each run: state, steps, scores, start and parent (without a WORD: this)
   compare  scores with intervals and paired tests, as text, Markdown, LaTeX or CSV
   diff     the settings in which two runs differ
   plot     learning curves, with a band over seeds
@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from experiments import registry
 from experiments.harness import cli
-from experiments.harness.results import pages, plots, tables
+from experiments.harness.results import pages, plots, run_facts, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import (
     SWEEP,
@@ -30,15 +30,10 @@ from experiments.harness.results.groups import (
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
 from experiments.harness.runs.run_files import Record
-from experiments.harness.runs.run_folder import Run
 from jaxformer import storage
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Checked, Natural
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
-
-_SCORES = ("bleu", "chrf", "exact", "loss", "bits_per_byte")
-_VALIDATION = ("validation_bleu", "validation_loss")
 
 
 @dataclass(frozen=True)
@@ -114,17 +109,24 @@ class PageOptions(Checked):
 
 
 def list_runs(options: ListOptions) -> None:
-    """Prints a line for each run: newest step, scores, start and parent."""
-    folders = dict.fromkeys(
-        _sweep_of(run, storage.to_path(root)) or run
-        for root in options.runs
-        for run in find_runs([root])
-    )
-    rows = [_describe_sweep(x) if (x / SWEEP).is_file() else _describe(x) for x in folders]
-    if not rows:
+    """Prints a line for each run and each sweep: its state, steps, scores, start and parent.
+
+    A run that never began, as its start was refused, is left out.
+    """
+    facts = {}
+    for root in options.runs:
+        for run in find_runs([root]):
+            sweep = _sweep_of(run, storage.to_path(root))
+            if sweep and sweep not in facts:
+                facts[sweep] = run_facts.facts_of_sweep(sweep)
+            elif not sweep and run_facts.state_of(run):
+                score = {"score": run_facts.newest_score(run)}
+                facts[run] = run_facts.facts_of(run) | {k: x for k, x in score.items() if x}
+    if not facts:
         raise DataError(f"there is no run in {', '.join(options.runs)}: train first")
-    titles = "run", "step", "score", "started", "parent"
-    print(tables.plain(Table(titles, rows), numbers=False))
+    titles = "state", "steps", "score", "started", "parent"
+    rows = [[str(x), *(each.get(title, "-") for title in titles)] for x, each in facts.items()]
+    print(tables.plain(Table(("run", *titles), rows), numbers=False))
 
 
 def compare(options: CompareOptions) -> None:
@@ -156,12 +158,14 @@ def diff(options: DiffOptions) -> None:
 
 def plot(options: PlotOptions) -> None:
     """Draws learning curves; runs that differ in the seed alone are one line with a band."""
-    curves = plots.logged_curves(group_runs(expand(options.runs)))
-    curves = {metric: curves[metric] for metric in options.metrics if metric in curves}
+    folders = expand(options.runs)
+    plots.check_format(options.output)
+    logged = plots.logged_curves(group_runs(folders))
+    curves = {metric: logged[metric] for metric in options.metrics if metric in logged}
     if not curves:
         raise ConfigError(
-            f"no run has logged one of {', '.join(options.metrics)}: give --metrics with names "
-            "that are in metrics.jsonl"
+            f"no run has logged one of {', '.join(options.metrics)}: give --metrics with one of "
+            f"{', '.join(logged)}"
         )
     plots.learning_curves(curves).savefig(options.output)
     print(f"{', '.join(curves)}: see {options.output}")
@@ -177,10 +181,14 @@ def page(options: PageOptions) -> None:
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
         chosen = RunOptions(str(folders[0]), checkpoint=options.checkpoint, step=options.step)
         contents = _page_contents(folders[0], options.experiment)
-        shown = pages.run_page(folders[0], contents and contents(folders[0], chosen, options.text))
+        ready = run_facts.steps_of(folders[0]) or is_pretrained(folders[0])
+        made = contents(folders[0], chosen, options.text) if contents and ready else None
+        text = pages.run_page(folders[0], made)
     else:
-        shown = pages.runs_page(options.runs, options.metric, options.baseline)
-    _write(storage.to_path(options.output or output), pages.html(shown))
+        text = pages.runs_page(options.runs, options.metric, options.baseline)
+    path = storage.to_path(options.output or output)
+    path.write_text(text, encoding="utf-8")
+    print(f"see {path} ({len(text.encode()):,} bytes)")
 
 
 COMMANDS: dict[str, Callable[[Any], None]] = {
@@ -210,11 +218,6 @@ def main(args: Sequence[str]) -> None:
     command(cli.parse({"default": options}, list(args), command.__doc__, positional="runs"))
 
 
-def _write(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8")
-    print(f"see {path} ({len(text.encode()):,} bytes)")
-
-
 def _page_contents(folder: Path, experiment: str) -> Callable[..., pages.Contents] | None:
     """The function that makes the part of a page of `experiment` (empty: the run's folder's).
 
@@ -229,51 +232,10 @@ def _page_contents(folder: Path, experiment: str) -> Callable[..., pages.Content
     return registry.page_contents(experiment) if experiment in registry.NAMES else None
 
 
-def _describe(folder: Path) -> list[str]:
-    """The row of the run in `folder`; "-" for what it does not have."""
-    config = Record(folder / "config.json").read_if_intact()
-    steps = Checkpoints(folder / "checkpoints").steps()
-    total = config.get("optimizer", {}).get("total_steps", "?")
-    reached = f"{steps[-1] if steps else 0:,} of {total:,}" if isinstance(total, int) else "-"
-    note = Record(folder / "parent.json").read_if_intact()  # of `initialization`
-    if "run" in note:
-        parents = ",".join(map(str, note.get("steps", [])))
-        parent = f"{note['run']}@{parents}" if parents else note["run"]
-    else:
-        parent = config.get("continue_from") or config.get("init_from") or "-"
-    return [str(folder), reached, _score_of(folder), _started(folder), parent]
-
-
-def _describe_sweep(folder: Path) -> list[str]:
-    """The row of the sweep in `folder`; `compare` shows its scores."""
-    finished = len(list(folder.glob("*/*/scores.json")))
-    cells = len(Record(folder / SWEEP).read_if_intact().get("cells", {}))
-    started = min(map(_started, find_runs([folder])))
-    return [str(folder), f"{finished} of {cells} cells", "-", started, "-"]
-
-
-def _started(folder: Path) -> str:
-    """The time of the first start of the run in `folder`."""
-    environment = Record(folder / "env.json").read_if_intact()
-    first = [*environment.get("earlier", []), environment][0]
-    return str(first.get("time", "-"))[:16].replace("T", " ")
-
-
 def _sweep_of(run: Path, folder: Path) -> Path | None:
     """The folder below `folder` of the sweep that the `run` is a cell of, or None."""
     above = [path for path in run.parents if folder in path.parents]
     return next((path for path in above if (path / SWEEP).is_file()), None)
-
-
-def _score_of(folder: Path) -> str:
-    """The final scores; before the end the newest of the validation, else "-"."""
-    scores = Record(folder / "scores.json").read_if_intact()
-    names = [name for name in _SCORES if name in scores][:2]
-    if names:
-        return ", ".join(f"{scores.get('text')} {name} {scores[name]:.3f}" for name in names)
-    lines = [line for line in Run(folder).metrics() if set(_VALIDATION) & set(line)]
-    newest = lines[-1] if lines else {}
-    return ", ".join(f"{name} {newest[name]:.3f}" for name in _VALIDATION if name in newest) or "-"
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
-from experiments.harness.results.groups import sample_texts
+from experiments.harness.results.groups import prompted, sample_texts
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.language_modelling.evaluate import continued_prompts
@@ -20,24 +20,30 @@ from jaxformer.text.tokenizers import Tokenizer
 
 _NEW_TOKENS = 50
 """Tokens that continue a text, where the run has no samples."""
+_ATTENDED = 48
+"""Tokens of a text whose attention is shown."""
 
 
 def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) -> Contents:
-    """The samples of the run, and `texts`, or its prompts, with their attention.
+    """`texts`, or the run's samples or prompts, with what the model writes and its attention there.
 
     The folder may also be a language model of `transformers`, which needs `texts`.
     """
     loaded = load_run(folder, options)
-    texts = texts or loaded.config.prompts
+    samples = {} if texts else sample_texts(folder)
+    texts = [text for text in texts or loaded.config.prompts if text.strip()]
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without prompts: give --text")
-    sentences = [Sentence(text, [attend(loaded, text)]) for text in texts if text.strip()]
-    samples = sample_texts(folder) or _answers(folder, loaded, texts)
+    samples = samples or _answers(folder, loaded, texts)
+    attended = [(text, text) for text in texts]
+    if samples and loaded.config.objective != "masked":  # one that fills masks writes nothing
+        attended = [(x, x + y) for x, y in zip(*samples.values(), strict=True) if (x + y).strip()]
+    sentences = [Sentence(x or text, [attend(loaded, text)]) for x, text in attended]
     return Contents(loaded.params, sentences, samples)
 
 
-def _answers(folder: Path, loaded: Loaded, texts: Sequence[str]) -> dict[str, Sequence[str]]:
-    """The columns of texts and answers; none without a head, or without a mask to fill."""
+def _answers(folder: Path, loaded: Loaded, texts: Sequence[str]) -> dict[str, list[str]]:
+    """The columns prompt and model; none without a head, or without a mask to fill."""
     sampling = replace(loaded.config.sampling, max_new_tokens=_NEW_TOKENS)
     completion = replace(loaded.config.completion, overflow="slide")
     if is_pretrained(folder):
@@ -47,16 +53,16 @@ def _answers(folder: Path, loaded: Loaded, texts: Sequence[str]) -> dict[str, Se
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
     config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
-    return {"prompts and what follows": continued_prompts(replace(loaded, config=config))}
+    return prompted(continued_prompts(replace(loaded, config=config)), texts)
 
 
 def attend(loaded: Loaded, text: str) -> AttentionView:
-    """The self-attention of the model in `text`, which is cut at the model's context."""
+    """The self-attention of the model in the first tokens of `text`."""
     if not text.strip():
         raise ConfigError("the text is blank: give a text with tokens")
     tokenizer, masked = loaded.tokenizer, loaded.config.objective == "masked"
     ids = _masked_ids(text, loaded) if masked else tokenizer.encode(text)
-    ids = ids[: loaded.model.config.max_len]
+    ids = ids[: min(_ATTENDED, loaded.model.config.max_len)]
     (weights,) = read_weights(loaded.model, loaded.params, np.array([ids])).values()
     tokens = [label(tokenizer, index) for index in ids]
     return AttentionView("self-attention", tokens, tokens, weights)

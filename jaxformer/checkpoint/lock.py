@@ -137,6 +137,25 @@ def lock(folder: Path) -> Lock:
     return Lease(folder) if storage.is_in_bucket(folder) else FileLock(folder)
 
 
+def is_locked(folder: Path) -> bool:
+    """True while a process holds the lock of `folder`, which this neither takes nor creates."""
+    path = folder / _NAME
+    if not path.is_file():
+        return False
+    if storage.is_in_bucket(folder):
+        with suppress(OSError, ValueError):
+            return _is_alive(json.loads(path.read_bytes()))
+    elif importlib.util.find_spec("fcntl") is not None:
+        import fcntl
+
+        with path.open("rb") as file, suppress(OSError):
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 def _is_alive(holder: dict[str, Any]) -> bool:
     """Whether the run of a lock may still write."""
     if not holder or holder["expires"] <= time.time():

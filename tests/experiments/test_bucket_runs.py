@@ -160,7 +160,7 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
     said(capsys, translate.main, translate.TranslateOptions, words)
     assert to_path(f"{bucket_url}/outs/out").read_text().splitlines() == samples["model"]
     runs.main(["page", str(there), "--text", "sun moon"])
-    assert b"data-hover" in (there / "report.html").read_bytes()
+    assert b"loss by step" in (there / "report.html").read_bytes()
 
 
 def test_a_run_in_a_bucket_begins_with_the_weights_of_another_and_is_compared_with_it(

@@ -57,7 +57,7 @@ def test_two_runs_are_tested_to_the_digit_as_sacrebleu_does(
     other = write_run(tmp_path / "other", worse(text, 0.34, seed=77), text, width=13)
     comparison = compare_runs([runs[0], other], metric)
     (difference,) = comparison.differences
-    assert difference.warning.startswith("one seed: the noise")
+    assert difference.warning.startswith("width=7 and width=13 have one seed, so the noise")
     systems = [(run.name, hypotheses(run)) for run in (runs[0], other)]
     for kind, p_value in (("bs", difference.p_bootstrap), ("ar", difference.p_randomization)):
         results = PairedTest(systems, {"": scorer(references=[text])}, None, kind)()[1][key]

@@ -1,5 +1,6 @@
 """Pages of runs show what the runs hold, and need no network."""
 
+import base64
 import json
 import re
 import shutil
@@ -12,34 +13,44 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.results import statistics
+from experiments.harness.results import attention_views, pages, statistics
 from experiments.harness.results.attention_views import AttentionView
-from experiments.harness.results.charts import chart, quantity
 from experiments.harness.results.comparing import compare
-from experiments.harness.results.pages import Contents, Sentence, html, run_page, runs_page
+from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
 from experiments.language_modelling.page import attend
+from jaxformer.checkpoint.lock import lock
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
-from tests.experiments.finished_runs import sentences, worse, write_run
+from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run
 
-VOID = {"meta", "link", "path", "polyline", "polygon", "circle"}
-"""Tags of which the page closes none, or by a slash."""
+VOID = {"meta", "link", "path", "use", "rect"}
+PARAMS = {"embedding": {"table": np.ones((29, 13))}, "norm": {"scale": np.ones(1013)}}
+TEXT = sentences(83, seed=1)
 
 
 class Page(HTMLParser):
-    """The tags, texts and data of a page; each tag that opens must close."""
+    """The tags, texts and tables of a page; each tag that opens must close."""
 
     def __init__(self, text):
         super().__init__()
-        self.open, self.attributes, self.text, self.data = [], [], [], ""
+        self.open, self.attributes, self.text, self.tables, self.data = [], [], [], [], "[]"
+        self.source, self.said = text, ""
         self.feed(text)
         assert not self.open
-        self.hovers = [json.loads(value) for name, value in self.attributes if name == "data-hover"]
+        self.said = " ".join(self.text)
+        charts = re.findall(r'<svg role="img" aria-label="(.*?)"(.*?)</svg>', text, re.S)
+        self.charts = dict(charts)
 
     def handle_starttag(self, tag, attrs):
         self.attributes += attrs
         self.open += [] if tag in VOID else [tag]
+        if tag == "table":
+            self.tables.append([])
+        if tag == "tr":
+            self.tables[-1].append([])
+        if tag in ("td", "th") and self.tables[-1:] != [[]]:
+            self.tables[-1][-1].append("")
 
     def handle_startendtag(self, tag, attrs):
         self.attributes += attrs
@@ -48,221 +59,232 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        if self.open and self.open[-1] == "script" and data.startswith("["):
-            self.data = data
+        if self.open and self.open[-1] == "script":
+            self.data = data if data.startswith("[") else self.data
+        elif {"td", "th"} & set(self.open):
+            self.tables[-1][-1][-1] += data.strip()
         self.text.append(data.strip())
 
+    def table(self, title):
+        """The rows of the tables with this title, as {title: cell}."""
+        tables = [table for table in self.tables if title in sum(table[:1], [])]
+        return [dict(zip(x[0], row, strict=True)) for x in tables for row in x[1:]]
 
-def written(folder, contents=None):
-    """The text of a run's page."""
-    return html(run_page(folder, contents))
+    def colors(self, chart):
+        """The colours of the lines in a chart."""
+        return set(re.findall(r"stroke: var\((--c\d)\); stroke-width: 1.5", self.charts[chart]))
 
-
-@pytest.fixture
-def folder(tmp_path):
-    run = tmp_path / "translation" / "tiny"
-    run.mkdir(parents=True)
-    (run / "config.json").write_text(json.dumps({"model": {"d_model": 13}}))
-    (run / "env.json").write_text(json.dumps({"jax": "0.10.2"}))
-    scores = {"bleu": 12.5, "bleu_signature": "nrefs:1|case:mixed", "search": {"beam_size": 3}}
-    (run / "scores.json").write_text(json.dumps(scores))
-    lines = [{"step": step, "loss": 6.0 / step} for step in (2, 4, 7)]
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return run
+    @property
+    def legend(self):
+        """The colour of each name above the curves."""
+        (legend,) = re.findall(r'<p class="legend">(.*?)</p>', self.source, re.S)
+        pattern = r'stroke="var\((--c\d)\)".*?</svg> (.*?)</span>'
+        return {name: color for color, name in re.findall(pattern, legend)}
 
 
-def sentence(weights=None):
-    weights = np.array([[[[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]]]]) if weights is None else weights
+def sentence(weights):
     view = AttentionView("cross-attention", ["<b>", "Hund", "."], ["dog", "</script>"], weights)
     return Sentence("dog </script> = Hund", [view])
 
 
-def percents(text):
-    """The numbers that the page's program reads in the text of a head."""
-    return [ord(x) - (97 if x > "~" else 63) for x in text]
+def logged(folder, steps, **values):
+    """Gives a run a log of `values`, each a function of the step."""
+    lines = [{"step": x, **{name: value(x) for name, value in values.items()}} for x in steps]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
 
 
-PARAMS = {"embedding": {"table": np.ones((29, 13))}, "norm": {"scale": np.ones(1013)}}
-SAMPLES = {"source": ["a <i> b"], "model": ["x"], "reference": ["y"]}
-
-
-def test_the_page_shows_settings_scores_curves_samples_and_attention(folder):
-    page = Page(written(folder, Contents(PARAMS, [sentence()], SAMPLES)))
-    shown = ("translation: tiny", "model.d_model", "13", "nrefs:1|case:mixed", "a <i> b", "1,390")
-    for text in (*shown, "12.5", "search.beam_size"):
-        assert text in page.text, text
-    (hover,) = page.hovers
-    assert hover["steps"] == ["2", "4", "7"] and hover["values"] == [["3", "1.5", "0.8571"]]
-    (one,) = json.loads(page.data)
-    assert one["views"][0]["keys"] == ["dog", "</script>"]
-    assert percents(one["views"][0]["weights"][0][0]) == [25, 75, 100, 0, 50, 50]
-
-
-def test_a_score_of_samples_has_its_interval(tmp_path):
-    text = sentences(83, seed=1)
-    run = write_run(tmp_path / "a", worse(text, 0.3, seed=2), text)
+def test_a_page_shows_what_its_run_holds_and_fetches_nothing(tmp_path):
+    written = worse(TEXT, 0.3, seed=2)
+    run = write_run(tmp_path / "translation" / "tiny", written, TEXT)
+    steps = range(50, 400, 50)
+    logged(run, steps, loss=lambda x: 350 / x, tokens_per_second=lambda _: 16140.47)
+    environment = {
+        "command": "python -m experiments.translation.train --name 'a b'",
+        "devices": ["gpu:NVIDIA H100"] * 8,
+        "time": "2026-11-22T10:00:00+00:00",
+        "finished": "2026-11-22T11:02:03+00:00",
+        "earlier": [{"seconds": 60, "time": "2026-11-21T10:00:00+00:00"}],
+    }
+    (run / "env.json").write_text(json.dumps(environment))
+    weights = np.array([[[[0.25, 0.75], [1.0, 0.0], [0.5, 0.5]]]])
+    samples = {"source": ["a <i> b", "c"], "model": ["x", "z"], "reference": ["x", "y"]}
+    page = Page(run_page(run, Contents(PARAMS, [sentence(weights)], samples)))
     group = compare([run]).groups[0]
-    assert statistics.rounded(group.mean, group.items) in Page(written(run)).text
-
-
-def test_nothing_on_the_page_is_fetched(folder):
-    text = written(folder, Contents(PARAMS, [sentence()], SAMPLES))
-    page = Page(text)
+    for said in (
+        *("translation: tiny", statistics.rounded(group.mean, group.items), "1,390", "of step 40"),
+        *("BLEU on the test text (83 sentences)", "350", "1 h 03 min", "8 x NVIDIA H100"),
+        *("16,140 tokens/s", "2026-11-21 10:00", "python -m experiments.translation.train --name"),
+    ):
+        assert said in page.said, said
+    assert page.table("source") == [
+        {"source": "c", "reference": "y", "model": "z"},  # the wrong one first
+        {"source": "a <i> b", "reference": "x", "model": "x"},
+    ]
+    (view,) = json.loads(page.data)[0]["views"]
+    assert view["keys"] == ["dog", "</script>"]
+    assert list(base64.b64decode(view["weights"][0][0])) == [25, 75, 100, 0, 50, 50]
     fetched = [value for name, value in page.attributes if name in ("src", "href", "data")]
     assert fetched == ["data:,"]
-    assert not any(word in text for word in ("http:", "https:", "@import", "url(", "fetch("))
+    assert not any(
+        word in page.source for word in ("http:", "https:", "@import", "url(h", "fetch(")
+    )
+    seen = re.sub(r"<(script|style).*?</\1>|<svg.*?</svg>", "", page.source, flags=re.S)
+    assert not re.search(r"\d\.\d{5}", seen)
 
 
-def test_a_run_with_little_gives_what_it_can_and_says_what_is_missing(folder):
-    (folder / "metrics.jsonl").unlink()
-    (folder / "scores.json").write_text('{"bleu": 1')
-    text = "".join(Page(written(folder)).text)
-    assert "metrics.jsonl is missing or damaged." in text
-    assert "scores.json is missing or damaged." in text
-    assert "Not scored yet." in text and "config.json is missing" not in text
+def test_a_single_run_has_one_colour_for_training_and_one_for_validation(tmp_path):
+    run = write_run(tmp_path / "a", TEXT, TEXT)
+    both = {"loss": lambda x: 350 / x, "validation_loss": lambda x: 400 / x}
+    logged(run, range(1, 300), **both, validation_bleu=float, padding=lambda _: 0.0)
+    with (run / "metrics.jsonl").open("a") as file:
+        file.writelines(f'{{"step": {x}, "own": 3.5}}\n' for x in (300, 301))
+    page = Page(run_page(run))
+    training, validation = page.legend["training"], page.legend["validation"]
+    assert page.colors("loss by step") == {training, validation}
+    assert page.colors("validation_bleu by step") == {validation}
+    assert len(page.charts) == 2, "no padding is no chart, and two points are none"
+    assert "loss (nats per token, log scale)" in page.charts["loss by step"]
+    assert len(page.source) < 30_000, "long curves are thinned"
 
 
-def test_a_page_of_large_attention_stays_below_80_kilobytes(folder):
+def test_a_page_says_how_its_run_ended_and_what_is_missing_or_damaged(tmp_path):
+    run = write_run(tmp_path / "a", TEXT, TEXT)
+    (run / "config.json").write_text(json.dumps({"optimizer": {"total_steps": 1000}}))
+    (run / "env.json").write_text('{"time": "2026-11-22T10:00:00+00:00"}')
+    assert "metrics.jsonl is missing." in Page(run_page(run)).said
+    logged(run, (20, 40), loss=float)
+    (run / "scores.json").write_text('{"bleu": 1')
+    assert "scores.json is damaged." in Page(run_page(run)).said
+    for name in ("scores.json", "weights.json"):
+        (run / name).unlink()
+    said = Page(run_page(run)).said
+    assert "stopped at step 40 of 1,000" in said and "Not scored yet." in said
+    assert "damaged" not in said and "missing" not in said
+    with lock(run / "checkpoints"):
+        assert "running at step 40 of 1,000" in Page(run_page(run)).said
+    (run / "env.json").write_text('{"failed": "the disk is full"}')
+    assert "failed at step 40 of 1,000: the disk is full" in Page(run_page(run)).said
+
+
+def test_a_page_of_large_attention_stays_below_80_kilobytes(tmp_path):
+    run = write_run(tmp_path / "a", TEXT, TEXT)
     large = sentence(np.full((8, 8, 20, 20), 1 / 20))
-    text = written(folder, Contents(PARAMS, [large] * 9, {}))
+    text = run_page(run, Contents(PARAMS, [large] * 9, {}))
     assert 1 <= len(json.loads(Page(text).data)) < 9 and len(text.encode()) < 80_000
     larger = sentence(np.full((12, 8, 40, 40), 1 / 40))
-    text = written(folder, Contents(PARAMS, [larger], {}))
+    text = run_page(run, Contents(PARAMS, [larger], {}))
     (view,) = json.loads(Page(text).data)[0]["views"]
     assert 1 <= len(view["weights"]) == 12 - view["first_layer"] < 12
     assert len(text.encode()) < 80_000
 
 
-def log(run, lines, **environment):
-    """Gives `run` a log and facts of its environment."""
-    (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (run / "env.json").write_text(json.dumps(environment))
+def test_the_sharpest_head_tells_its_queries_apart():
+    weights = np.full((2, 3, 5, 5), 0.2)
+    weights[0, 0] = np.eye(5)[0]  # all attend to the first token
+    weights[1, 2] = 0.5 * np.eye(5) + 0.1
+    assert pages.sharpest_head(weights) == [1, 2]
 
 
-def test_what_one_looks_for_first_is_what_the_run_holds(tmp_path):
-    text = sentences(83, seed=1)
-    hypotheses = worse(text, 0.3, seed=2)
-    run = write_run(tmp_path / "a", hypotheses, text)
-    lines = [{"step": 50 * x, "loss": 7.0 / x, "tokens_per_second": 16140.47} for x in range(1, 8)]
-    log(
-        run,
-        [*lines, {"step": 350, "validation_loss": 1.23456789}],
-        command="python -m experiments.translation.train --name 'a b'",
-        devices=["gpu:NVIDIA H100"] * 8,
-        time="2026-11-22T10:00:00+00:00",
-        finished="2026-11-22T11:02:03+00:00",
-        earlier=[{"seconds": 60}],
+@pytest.fixture
+def sweep(tmp_path):
+    """Three widths of two seeds each, of which the middle one is the best."""
+    for width, share in ((7, 0.4), (8, 0.1), (9, 0.3)):
+        for seed in (0, 1):
+            run = tmp_path / "runs" / f"w{width}-{seed}"
+            write_run(run, worse(TEXT, share, 10 * width + seed), TEXT, seed=seed, width=width)
+            logged(run, (2, 5, 11), loss=lambda x, w=width: w / x)
+            (run / "env.json").write_text(json.dumps({"command": f"python -m x --seed {seed}"}))
+    return tmp_path / "runs"
+
+
+def test_a_group_of_runs_has_one_colour_on_the_whole_page_and_the_best_stands_first(sweep):
+    page, compared = Page(runs_page([sweep])), compare([sweep])
+    names = ["width=7", "width=8", "width=9"]
+    assert list(page.legend) == [f"{name} (2 seeds)" for name in names]
+    assert page.colors("loss by step") == set(page.legend.values()) == {"--c0", "--c1", "--c2"}
+    strip = page.charts["Scores"]
+    (first, *_), shown = (
+        re.findall(r"(width=\d): ([^<]*)<", strip),
+        re.findall(r"var\((--c\d)", strip),
     )
-    page = run_page(run)
-    group = compare([run]).groups[0]
-    assert page.score == statistics.rounded(group.mean, group.items)
-    assert page.score_name.startswith("BLEU on the test text (83 sentences)")
-    shown = {"steps": "350", "weights": "of step 40", "time": "1 h 03 min"}
-    shown |= {
-        "device": "8 x NVIDIA H100",
-        "speed": "16,140 tokens/s",
-        "started": "2026-11-22 10:00",
+    group = compared.groups[1]
+    widest = np.nanmax([group.seeds, group.items, group.both])
+    assert first == ("width=8", f"{statistics.rounded(group.mean, widest)}, best mean")
+    assert list(dict.fromkeys(shown)) == ["--c1", "--c2", "--c0"], "the best is drawn first"
+    assert "BLEU, higher is better" in strip
+    marks = re.findall(r'(--c\d)\)" stroke-dasharray=""/></svg> (width=\d)<', page.source)
+    assert {(f"--c{'789'.index(name[-1])}", name) for _, name in marks} == set(marks)
+    assert "model.width" in page.charts["model.width"], "the score against the varied value"
+    assert len(page.table("run")) == 6 and page.said.count("python -m x --seed") == 2
+
+
+def test_a_sample_is_what_the_run_has_written_and_never_the_reference(sweep):
+    page = Page(runs_page([sweep]))
+    written = {
+        (row["source"], name): row[name] for row in page.table("source") for name in list(row)[2:]
     }
-    assert shown.items() <= page.facts.items() and "chrF" in page.facts
-    assert page.command == "python -m experiments.translation.train --name 'a b'"
-    loss, speed = page.charts[0], page.more_charts[0]
-    assert [line.name for line in loss.lines] == ["training", "validation"]
-    assert loss.last == ["1", "1.235"] and speed.unit == "tokens/s"
-    samples = run_page(run, Contents({}, [], {"source": text, "model": hypotheses})).samples
-    assert samples.rows == list(zip(text, hypotheses, strict=True))[:3]
-    seen = re.sub(
-        r"<script.*?</script>|<svg.*?</svg>|<style.*?</style>", "", html(page), flags=re.S
-    )
-    assert not re.search(r"\d\.\d{5}", seen)
+    for (source, name), text in written.items():
+        lines = (sweep / f"w{name[-1]}-0" / "samples" / "test.tsv").read_text().split("\n")
+        assert text == next(x.split("\t")[1] for x in lines if x.startswith(f"{source}\t"))
+    first = page.table("source")[0]
+    assert first["reference"] not in list(first.values())[2:], "wrong ones first"
 
 
-def test_an_axis_has_round_ticks_within_it_and_is_logarithmic_where_that_helps():
-    linear = chart(quantity("validation_exact"), {"a": [((10, 20), (0.41, 0.93))]})
-    assert [tick.text for tick in linear.y_ticks] == ["40", "60", "80"] and linear.unit == "%"
-    assert [tick.text for tick in linear.x_ticks] == ["0", "5", "10", "15", "20"]
-    falling = chart(quantity("loss"), {"a": [((10, 20, 30), (10.0, 1.0, 0.1))]})
-    assert falling.unit == "nats per token, log scale"
-    points = [tuple(map(float, x.split(","))) for x in falling.lines[0].points.split()]
-    assert points[1][1] - points[0][1] == pytest.approx(points[2][1] - points[1][1], abs=0.2)
-    one = next(tick for tick in falling.y_ticks if tick.text == "1")
-    assert one.at == points[1][1] and 10 <= min(tick.at for tick in falling.y_ticks)
-    narrow = chart(quantity("loss"), {"a": [((10, 20), (4.0, 3.0))]})
-    assert narrow.unit == "nats per token"
-
-
-def test_a_long_curve_is_thinned_and_keeps_its_last_value():
-    curves = {name: [(range(1, 9974), np.linspace(9, 1, 9973) + i)] for i, name in enumerate("ab")}
-    drawn = chart(quantity("loss"), curves)
-    assert drawn.hover["steps"][-1] == "9,973" and drawn.last == ["1", "2"]
-    assert 100 < len(drawn.hover["at"]) <= 200
-
-
-def test_several_runs_share_colours_and_seeds_are_one_curve(tmp_path):
-    text = sentences(83, seed=1)
-    for name, seed, width in (("a0", 0, 7), ("a1", 1, 7), ("b0", 0, 8), ("b1", 1, 8)):
-        worsened = worse(text, 0.3 if width == 7 else 0.1, seed)
-        run = write_run(tmp_path / "runs" / name, worsened, text, seed=seed, width=width)
-        lines = [{"step": x, "loss": width / x, "validation_bleu": width * x} for x in (2, 5, 11)]
-        log(run, lines, command=f"python -m x --seed {seed}")
-    page = runs_page([tmp_path / "runs"])
-    comparison = compare([tmp_path / "runs"])
-    styles = {each.name: each.style for each in page.ranges}
-    assert list(styles) == ["width=7", "width=8"] and len(set(styles.values())) == 2
-    for drawn in page.charts:
-        drawn_styles = {line.name.removesuffix(" (2 seeds)"): line.style for line in drawn.lines}
-        assert drawn_styles == styles
-        assert all(line.band for line in drawn.lines)
-    first = comparison.groups[0]
-    widest = np.nanmax([first.seeds, first.items, first.both])
-    assert page.ranges[0].text == statistics.rounded(first.mean, widest)
-    assert page.ranges[0].at < page.ranges[1].at
-    assert list(page.tables) == ["Scores", "Differences"] and len(page.runs.rows) == 4
-    assert page.samples.titles == ["source", "reference", "width=7", "width=8"]
-    assert page.command == "python -m x --seed 0\npython -m x --seed 1"
-    assert Page(html(page)).hovers[0]["steps"] == ["2", "5", "11"]
-    (tmp_path / "runs" / "b0" / "weights.json").unlink()
-    unfinished = runs_page([tmp_path / "runs"])
-    assert "b0 has no weights.json" in unfinished.warnings[0] and unfinished.charts
+def test_runs_of_other_texts_prompts_and_steps_are_on_one_page(tmp_path):
+    other = sentences(29, seed=3)
+    a = logged(write_run(tmp_path / "a", worse(TEXT, 0.3, 2), TEXT), (2, 5, 11), loss=float)
+    b = write_run(tmp_path / "b", worse(other, 0.3, 2), other, width=8)
+    c = write_run(tmp_path / "c", worse(other, 0.3, 2), other, width=8, seed=1)
+    for run, steps in ((b, (3, 7, 13)), (c, (4, 8, 16))):  # two seeds without a common step
+        logged(run, steps, loss=float)
+    page = Page(runs_page([a, b, c]))
+    assert "The runs are not compared" in page.said
+    rows = page.table("source")
+    assert {bool(row["width=7"]) for row in rows} == {bool(row["width=8"]) for row in rows}
+    assert len({bool(row["width=7"]) for row in rows}) == 2, "rows of both texts"
+    assert page.charts["loss by step"].count("stroke-width: 1.5") == 3
+    (a / "samples" / "test.tsv").unlink()
+    models = [write_language_run(tmp_path / name, [3.0] * 12, [64] * 12) for name in ("d", "e")]
+    prompts = (["one", "two"], ["two", "three"])
+    for run, texts in zip(models, prompts, strict=True):
+        config = json.loads((run / "config.json").read_text()) | {"prompts": texts}
+        (run / "config.json").write_text(json.dumps(config))
+        continued = [f"{text} by {run.name}" for text in texts]
+        (run / "samples" / "prompts.txt").write_text(f"\n{'-' * 20}\n".join(continued))
+    rows = {
+        row["prompt"]: list(row.values())[1:] for row in Page(runs_page(models)).table("prompt")
+    }
+    assert rows == {"one": ["by d", ""], "two": ["by d", "by e"], "three": ["", "by e"]}
 
 
 IN_BROWSER = """
-const th = (title) => [...document.querySelectorAll(".numbers button")]
-  .find((x) => x.textContent === title);
-const rows = th("mean").closest("table").tBodies[0].rows;
+const th = [...document.querySelectorAll(".numbers button")].find((x) => x.textContent === "mean");
+const rows = th?.closest("table").tBodies[0].rows;
 const column = () => [...rows].map((row) => row.cells[2].textContent);
-th("mean").click(); const up = column(); th("mean").click(); const down = column();
-const svg = document.querySelector("[data-hover]"), box = svg.getBoundingClientRect();
-const output = () => [...svg.parentNode.querySelectorAll("output")].map((x) => x.textContent);
-const last = output();
-svg.onpointermove({clientX: box.left + box.width * (56 + 414 * 5 / 11) / 480});
-const pointed = output(); svg.onkeydown({key: "ArrowLeft"});
-const result = JSON.stringify({up, down, last, pointed, left: output()});
-document.body.textContent = "RESULT" + result + "END";
+const result = th ? [(th.click(), column()), (th.click(), column())]
+  : [byId("layer").value, byId("head").value, byId("heads").children.length];
+document.body.textContent = "RESULT" + JSON.stringify(result) + "END";
 """
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not shutil.which("chromium"), reason="needs Chromium")
-def test_in_a_browser_tables_sort_and_pointing_at_a_chart_shows_its_values(tmp_path):
-    text = sentences(83, seed=1)
-    for name, width in (("a", 7), ("b", 8), ("c", 9)):
-        run = write_run(
-            tmp_path / "runs" / name, worse(text, (width - 6) / 4, 0), text, width=width
-        )
-        log(run, [{"step": x, "loss": width / x} for x in (2, 5, 11)])
-    script = f"<script>{IN_BROWSER}</script></body>"
-    (tmp_path / "x.html").write_text(
-        html(runs_page([tmp_path / "runs"])).replace("</body>", script)
-    )
-    flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom"
-    command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}", f"{tmp_path}/x.html"]
-    command[-1] = f"file://{command[-1]}"
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    result = json.loads(re.search("RESULT({.*})END", done.stdout)[1])
-    assert sorted(result["up"], key=float) == result["up"] == result["down"][::-1]
-    assert result["last"] == ["11", "0.6364", "0.7273", "0.8182"]
-    assert result["pointed"] == ["5", "1.4", "1.6", "1.8"]
-    assert result["left"] == ["2", "3.5", "4", "4.5"]
+def test_in_a_browser_tables_sort_and_attention_opens_at_its_sharpest_head(sweep, tmp_path):
+    def in_browser(text):
+        path = tmp_path / "x.html"
+        path.write_text(text.replace("</body>", f"<script>{IN_BROWSER}</script></body>"))
+        flags = "--headless --no-sandbox --disable-gpu --disable-background-networking --dump-dom"
+        command = ["chromium", *flags.split(), f"--user-data-dir={tmp_path}", f"file://{path}"]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+        return json.loads(re.search(r"RESULT(\[.*\])END", done.stdout)[1])
+
+    up, down = in_browser(runs_page([sweep]))
+    assert sorted(up, key=float) == up == down[::-1]
+    weights = np.full((2, 3, 3, 2), 0.5)
+    weights[1, 2] = [[1, 0], [0, 1], [1, 0]]
+    run = sweep / "w7-0"
+    assert in_browser(run_page(run, Contents({}, [sentence(weights)], {}))) == ["1", "2", 6]
 
 
 @pytest.mark.parametrize("objective, text", [("causal", "a dog"), ("masked", "a <mask> dog")])
@@ -283,3 +305,12 @@ def test_language_models_show_their_own_attention(objective, text, random_params
     np.testing.assert_allclose(view.weights.sum(axis=-1), 1.0, rtol=1e-5)
     above = view.weights[..., np.triu_indices(count, 1)[0], np.triu_indices(count, 1)[1]]
     assert above.any() == masked
+    assert {"a", "␣", "d"} <= set(view.key_tokens)
+
+
+def test_blanks_have_signs_and_no_letter_of_the_tokenizer():
+    tokenizer = tokenizers.train_bpe(["def f(x):\n\treturn x  # ä\n"] * 7, 290)
+    ids = tokenizer.encode("def f(x):\n\treturn  x")
+    labels = [attention_views.label(tokenizer, index) for index in ids]
+    assert not set("".join(labels)) & set("ĠĊĉ \n\t"), labels
+    assert "↵" in "".join(labels)

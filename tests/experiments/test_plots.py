@@ -39,13 +39,10 @@ def translator(random_params):
 
 
 def test_attention_of_each_kind_has_its_tokens_and_rows_that_sum_to_1(translator):
-    text, views = attend(translator, "a bird")
-    cross, encoder, decoder = views
-    source = ["a", "▁", "b", "i", "r", "d", "<eos>"]
-    assert len(encoder.key_tokens) == len(source)
-    assert encoder.key_tokens[2:] == source[2:]
+    _, (cross, encoder, decoder) = attend(translator, "a bird")
+    assert list(encoder.key_tokens) == ["a", "␣", "b", "i", "r", "d", "<eos>"]
     assert len(cross.query_tokens) == len(decoder.query_tokens)
-    for view in views:
+    for view in (cross, encoder, decoder):
         sizes = len(view.query_tokens), len(view.key_tokens)
         assert view.weights.shape == (2, 3, *sizes)
         np.testing.assert_allclose(view.weights.sum(axis=-1), 1.0, rtol=1e-5)
@@ -60,37 +57,32 @@ def test_blocks_are_stacked_in_the_order_of_their_numbers():
     assert weights[:, 0, 0, 0, 0].tolist() == [0, 2, 10]
 
 
-def write_run(folder, metrics, **settings):
-    folder.mkdir(parents=True)
-    (folder / "config.json").write_text(json.dumps(settings))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in metrics))
-    return folder
+@pytest.fixture
+def folders(tmp_path):
+    """Two runs that differ in the seed alone, and one of another width."""
+    made = []
+    for name, seed, width, loss in (("a", 0, 7, 6.0), ("b", 1, 7, 12.0), ("c", 0, 8, 1.0)):
+        made.append(tmp_path / name)
+        made[-1].mkdir()
+        settings = {"name": name, "training": {"seed": seed, "log_every": 1}, "width": width}
+        (made[-1] / "config.json").write_text(json.dumps(settings))
+        lines = ({"step": s, "loss": loss / 10 ** (s - 1), "padding": 0.0} for s in (1, 2, 3))
+        (made[-1] / "metrics.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines))
+    return made
 
 
-def test_runs_that_differ_in_seed_and_name_alone_are_one_line_with_a_band(tmp_path):
-    folders = [
-        write_run(
-            tmp_path / name,
-            [{"step": step, "loss": loss / step} for step in (1, 2, 3)],
-            name=name,
-            training={"seed": seed, "log_every": 1},
-            width=width,
-        )
-        for name, seed, width, loss in (("a", 0, 7, 6.0), ("b", 1, 7, 12.0), ("c", 0, 8, 1.0))
-    ]
+def test_runs_that_differ_in_seed_and_name_alone_are_one_line_with_a_band(folders):
     curves = plots.logged_curves(group_runs(folders))
-    assert list(curves) == ["loss"] and list(curves["loss"]) == ["width=7", "width=8"]
-    assert curves["loss"]["width=7"] == [
-        ((1, 2, 3), (6.0, 3.0, 2.0)),
-        ((1, 2, 3), (12.0, 6.0, 4.0)),
-    ]
+    assert list(curves) == ["loss"], "padding is always 0"
+    assert list(curves["loss"]) == ["width=7", "width=8"]
     figure = plots.learning_curves(curves)
-    axes = figure.axes[0]
-    np.testing.assert_allclose(axes.lines[0].get_ydata(), [9.0, 4.5, 3.0])
+    (axes,) = figure.axes
+    np.testing.assert_allclose(axes.lines[0].get_ydata(), [9.0, 0.9, 0.09])
+    assert axes.get_yscale() == "log" and axes.get_title("left").endswith("token, log scale)")
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
     assert legend == ["width=7 (2 seeds)", "width=8"]
     band = axes.collections[0].get_paths()[0].vertices
-    assert {6.0, 12.0, 2.0, 4.0} <= set(band[:, 1])
+    assert {6.0, 12.0} <= set(band[:, 1])
 
 
 def test_a_group_has_one_colour_in_all_panels_and_in_the_legend():
@@ -104,18 +96,23 @@ def test_a_group_has_one_colour_in_all_panels_and_in_the_legend():
     assert first["b"] == second["b"] != second["a"]
 
 
-def test_a_metric_that_was_logged_once_is_drawn_as_a_point():
-    figure = plots.learning_curves({"x": {"a": [((5,), (2.0,))], "b": [(range(30), range(30))]}})
-    assert [line.get_marker() for line in figure.axes[0].lines] == [".", ""]
+def test_a_long_curve_is_thinned_keeps_its_last_value_and_has_no_dots():
+    steps = range(1, 9974)
+    named = {"a": [(steps, np.linspace(9, 1, 9973))], "b": [((5,), (0.5,))]}
+    long, single = plots.learning_curves({"validation_exact": named}).axes[0].lines
+    assert 100 < len(long.get_xdata()) <= 400 and long.get_xdata()[-1] == 9973
+    assert (long.get_marker(), single.get_marker()) == ("", ".")
+    np.testing.assert_allclose([long.get_ydata()[-1], *single.get_ydata()], [100.0, 50.0])
 
 
-def test_the_command_writes_the_picture_and_refuses_runs_without_the_metric(tmp_path):
-    run = write_run(tmp_path / "a", [{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.0}], name="a")
+def test_the_command_writes_a_picture_and_refuses_other_endings_and_metrics(folders, tmp_path):
     output = tmp_path / "curves.svg"
-    runs.main(["plot", str(run), "--output", str(output)])
+    runs.main(["plot", str(tmp_path / "a"), "--output", str(output)])
     assert output.read_text().count("<svg") == 1
-    with pytest.raises(ConfigError, match="no run has logged one of x: give --metrics"):
-        runs.main(["plot", str(run), "--metrics", "x"])
+    with pytest.raises(ConfigError, match="no run has logged one of x: give --metrics with one of"):
+        runs.main(["plot", str(folders[0]), "--metrics", "x"])
+    with pytest.raises(ConfigError, match="output='c.xyz' must end in one of .*.png, .*.svg"):
+        runs.main(["plot", str(folders[0]), "--output", "c.xyz"])
 
 
 def test_positions_and_their_similarities_are_drawn():

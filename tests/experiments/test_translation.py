@@ -473,7 +473,7 @@ def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, 
     assert shown == samples["source"][:3], "line 4 is too long"
     kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
     assert kinds == ["cross-attention", "encoder", "decoder"]
-    assert "data-hover=" in text and "<dt>exact</dt>" in text
+    assert 'aria-label="loss by step"' in text and "<dt>exact</dt>" in text
 
 
 # All of it, on the embedded default

@@ -17,6 +17,9 @@ from jaxformer.text.tokenizers import Tokenizer
 
 _TAP = re.compile(r"(\w+)/blocks_(\d+)/(\w+)/weights$")
 
+_SIGNS = str.maketrans({" ": "␣", "▁": "␣", "Ġ": "␣", "\n": "↵", "Ċ": "↵", "\t": "⇥", "ĉ": "⇥"})
+"""Signs for blanks, also as tokenizers spell them."""
+
 
 class AttentionView(NamedTuple):
     """Attention of one kind in one sentence: query t attends to key s with weight [.., t, s]."""
@@ -71,5 +74,9 @@ def stacked(
 
 
 def label(tokenizer: Tokenizer, index: int) -> str:
-    """The text of a token, or its name where it has none."""
-    return tokenizer.decode([index]).strip() or tokenizer.token(index)
+    """The text of a token, with a sign for what is only blank, or its name where it has no text."""
+    name, text = tokenizer.token(index), tokenizer.decode([index])
+    if text.strip() and "\ufffd" not in text:
+        return text.strip()
+    signs = (text if text.isspace() else name).translate(_SIGNS)
+    return signs if len(signs) <= 4 or not text.isspace() else f"{signs[:3]}…"

@@ -17,7 +17,6 @@ from experiments.harness.results.groups import (
     read_scored,
 )
 from experiments.harness.results.statistics import Items
-from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")
@@ -74,7 +73,7 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
     """
     folders = expand(paths, finished=True)
     metric = metric or default_metric(folders[0])
-    groups = [_scored(group, metric) for group in baseline_first(group_runs(folders), baseline)]
+    groups = [_scored(group, metric) for group in group_runs(folders, baseline)]
     runs = [run for group in groups for run in group.runs]
     _check_texts(runs, metric)
     return Comparison(
@@ -84,18 +83,6 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
         groups,
         [_difference(group, groups[0]) for group in groups[1:]],
     )
-
-
-def baseline_first(groups: list[Group], baseline: str) -> list[Group]:
-    """`groups` with the one of the run `baseline` first; `ConfigError` where it is in none."""
-    if not baseline:
-        return groups
-    path = storage.to_path(baseline).resolve()
-    is_baseline = [path in [folder.resolve() for folder in group.folders] for group in groups]
-    if not any(is_baseline):
-        raise ConfigError(f"baseline={baseline!r} is none of the runs that are compared")
-    first = is_baseline.index(True)
-    return [groups[first], *groups[:first], *groups[first + 1 :]]
 
 
 def _scored(group: Group, metric: str) -> GroupScore:
@@ -140,18 +127,20 @@ def _difference(group: GroupScore, base: GroupScore) -> Difference:
         p_bootstrap = statistics.bootstrap_p_value(a, b, value)
         if paired:
             p_randomization = _randomized(group.runs, base.runs)
-    warning = _warning(value, seeds, items, min(len(values), len(base_values)))
+    few = [each.name for each in (base, group) if len(each.runs) < 2]
+    warning = _warning(value, seeds, items, few)
     return Difference(
         group.name, value, seeds, items, both, p_bootstrap, p_randomization, paired, warning
     )
 
 
-def _warning(value: float, seeds: float, items: float, least: int) -> str:
+def _warning(value: float, seeds: float, items: float, few: Sequence[str]) -> str:
     """The reason why a difference may be noise; "" where the intervals say that it is not."""
     if value == 0.0:
         return "the scores are equal"
-    if least < 2:
-        return "one seed: the noise of seeds is not known; train at least 3"
+    if few:
+        named = f"{' and '.join(few)} {'have' if few[1:] else 'has'} one seed"
+        return f"{named}, so the noise of seeds is not known: train at least 3"
     if abs(value) <= seeds:
         return "lies within the noise of seeds"
     return "lies within the noise of the test text" if abs(value) <= items else ""

@@ -2,9 +2,7 @@
 
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime
 from math import log
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,6 +44,8 @@ class Group(NamedTuple):
 
     name: str
     folders: list[Path]
+    values: Mapping[str, str] = {}
+    """The settings in which groups differ, as JSON."""
 
     @property
     def seeds(self) -> list[int]:
@@ -86,25 +86,43 @@ def expand(paths: Iterable[str | Path], *, finished: bool = False) -> list[Path]
     return list(runs)
 
 
-def group_runs(folders: Sequence[Path]) -> list[Group]:
+def group_runs(folders: Sequence[Path], baseline: str = "") -> list[Group]:
     """Groups in the order of their first runs; the runs of a group are in the order of seeds.
 
     A group is called by the settings in which it differs from others, or as its first run without
-    the seed; the group of a sweep's runs that change nothing is then called unchanged.
+    the seed; the group of a sweep's runs that change nothing is then called unchanged. The group of
+    the run `baseline` is the first; `ConfigError` where it is in none.
     """
-    groups: dict[str, list[Path]] = {}
-    settings: list[dict[str, str]] = []
+    groups: dict[tuple[tuple[str, str], ...], list[Path]] = {}
     for folder in folders:
-        values = shared_settings(settings_of(folder))
-        key = json.dumps(values, sort_keys=True)
-        if key not in groups:
-            settings.append(values)
+        key = tuple(sorted(shared_settings(settings_of(folder)).items()))
         groups.setdefault(key, []).append(folder)
-    names = _names(settings, [runs[0].name for runs in groups.values()])
-    return [
-        Group(name, sorted(runs, key=seed_of))
-        for name, runs in zip(names, groups.values(), strict=True)
+    settings = [dict(key) for key in groups]
+    fields = sorted({field for values in settings for field in values})
+    differing = [f for f in fields if len({values.get(f) for values in settings}) > 1]
+    different = [{f: values.get(f, "absent") for f in differing} for values in settings]
+    names = _names(different, [runs[0].name for runs in groups.values()])
+    made = [
+        Group(name, sorted(runs, key=seed_of), values)
+        for name, runs, values in zip(names, groups.values(), different, strict=True)
     ]
+    if not baseline:
+        return made
+    path = storage.to_path(baseline).resolve()
+    first = [group for group in made if path in [folder.resolve() for folder in group.folders]]
+    if not first:
+        raise ConfigError(f"baseline={baseline!r} is none of the runs that are compared")
+    return first + [group for group in made if group not in first]
+
+
+def _names(values: Sequence[dict[str, str]], runs: Sequence[str]) -> list[str]:
+    """A name for each group, all different."""
+    names = [", ".join(f"{f.split('.')[-1]}={x}" for f, x in each.items()) for each in values]
+    names = [name.replace('"', "") for name in names]
+    shortened = [re.sub(r"(^|,)seed=\d+$", "", run) or "unchanged" for run in runs]
+    if all(0 < len(name) <= _LONGEST for name in names) and len(set(names)) == len(names):
+        return names
+    return shortened if len(set(shortened)) == len(runs) else list(runs)
 
 
 def settings_of(path: Path) -> dict[str, str]:
@@ -224,30 +242,22 @@ def sample_table(folder: Path) -> dict[str, list[str]]:
 
 
 def sample_texts(folder: Path) -> dict[str, list[str]]:
-    """What the model of the run in `folder` wrote: translations, or what follows its prompts."""
+    """The texts that the run in `folder` has read and written, as columns of equal length.
+
+    They are source, model and reference of translations, or prompt and model; {} where it has none.
+    """
     path, table = folder / "samples" / "prompts.txt", sample_table(folder)
-    if path.is_file():
-        return {"prompts and what follows": path.read_text(encoding="utf-8").split(f"\n{RULE}\n")}
-    return table if "model" in table else {}
+    if not path.is_file():
+        return table if "model" in table else {}
+    texts = path.read_text(encoding="utf-8").split(f"\n{RULE}\n")
+    return prompted(texts, Record(folder / "config.json").read_if_intact().get("prompts", []))
 
 
-def devices_of(environment: Mapping[str, Any]) -> str:
-    """The devices that env.json names, such as "8 x NVIDIA H100" or "cpu, 2 cores"."""
-    kinds = Counter(name.partition(":")[2] for name in environment.get("devices", ()))
-    words = [f"{count} x {kind}" if count > 1 else kind for kind, count in kinds.items()]
-    if set(kinds) == {"cpu"} and "cpus" in environment:
-        words.append(f"{environment['cpus']} cores")
-    return ", ".join(words)
-
-
-def seconds_of(environment: Mapping[str, Any]) -> float | None:
-    """The time of a training and its scores by env.json; None where a start does not say how long
-    it was."""
-    earlier = [start.get("seconds") for start in environment.get("earlier", [])]
-    if None in earlier or not {"time", "finished"} <= set(environment):
-        return None
-    started, ended = (datetime.fromisoformat(environment[x]) for x in ("time", "finished"))
-    return float(round(sum(earlier) + (ended - started).total_seconds()))
+def prompted(texts: Sequence[str], prompts: Sequence[str]) -> dict[str, list[str]]:
+    """The columns prompt and model of `texts`, each of which begins with one of `prompts`."""
+    begun = [max((x for x in prompts if text.startswith(x)), key=len, default="") for text in texts]
+    written = [text[len(prompt) :] for text, prompt in zip(texts, begun, strict=True)]
+    return {"prompt": begun, "model": written}
 
 
 def _table(folder: Path, text: str) -> dict[str, list[str]]:
@@ -267,17 +277,3 @@ def numbers(scores: dict[str, Any]) -> dict[str, float]:
         for name, value in values.items()
         if isinstance(value, int | float) and not name.startswith(("search.", "translation."))
     }
-
-
-def _names(settings: Sequence[dict[str, str]], runs: Sequence[str]) -> list[str]:
-    """A name for each group, all different."""
-    fields = sorted({field for values in settings for field in values})
-    differing = [f for f in fields if len({values.get(f) for values in settings}) > 1]
-    names = [
-        ", ".join(f"{f.split('.')[-1]}={values.get(f, 'absent')}" for f in differing)
-        for values in settings
-    ]
-    names = [name.replace('"', "") for name in names]
-    readable = all(0 < len(name) <= _LONGEST for name in names) and len(set(names)) == len(names)
-    shortened = [re.sub(r"(^|,)seed=\d+$", "", run) or "unchanged" for run in runs]
-    return names if readable else shortened if len(set(shortened)) == len(runs) else list(runs)

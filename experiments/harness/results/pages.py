@@ -1,10 +1,11 @@
 """The HTML page of a run, or of several: one file that asks for nothing from the network."""
 
+import base64
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from itertools import islice
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,38 +14,26 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.results import statistics, tables
+from experiments.harness.results import plots, run_facts, tables
 from experiments.harness.results.attention_views import AttentionView
-from experiments.harness.results.charts import Chart, Range, chart, quantity, ranges, shown
-from experiments.harness.results.comparing import Comparison, baseline_first, compare
-from experiments.harness.results.groups import (
-    Group,
-    devices_of,
-    expand,
-    group_runs,
-    item_sums,
-    main_metric,
-    numbers,
-    sample_texts,
-    seconds_of,
-    seed_of,
-)
-from experiments.harness.results.plots import Curves, logged_curves
+from experiments.harness.results.comparing import Comparison, compare
+from experiments.harness.results.groups import Group, expand, group_runs, sample_texts
+from experiments.harness.results.plots import Curves, Interval, Styles
+from experiments.harness.results.quantities import described, shown
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.run_files import Record
-from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
 
-_FIRST_SAMPLES, _SAMPLES = 3, 12
-"""Samples that are seen at once, and all of a page."""
+_SAMPLES = 12
 _ATTENTION = 32_000
-"""Characters of attention weights in a page; sentences and layers beyond are left out."""
-_COUNTS = ("sentences", "words", "tokens", "bytes")
-"""Numbers of scores.json that say how long the text is."""
-_WORK = ("nats", "stride")
-"""Numbers of scores.json that are no scores."""
+"""Attention weights in a page; sentences and layers beyond are left out."""
+_FACTS = (
+    *("state", "steps", "weights", "time", "device", "started", "parent"),
+    *("speed", "MFU", "most memory in use"),
+)
+_RUN_COLUMNS = "run", "seed", "state", "steps", "time", "speed", "device"
 
 
 class Sentence(NamedTuple):
@@ -60,125 +49,130 @@ class Contents(NamedTuple):
     params: Any
     sentences: Sequence[Sentence]
     samples: Mapping[str, Sequence[str]]
-    """Columns of equal lengths."""
+    """Columns of equal lengths: what was read first, then reference and model if there are any."""
 
 
-class Page(NamedTuple):
-    """All that a page shows, as text: the template puts it in its place and computes nothing."""
-
-    title: str
-    warnings: Sequence[str] = ()
-    score: str = ""
-    """The score that stands first, with its interval."""
-    score_name: str = ""
-    facts: Mapping[str, str] = {}
-    command: str = ""
-    ranges: Sequence[Range] = ()
-    """The scores of several groups of runs."""
-    tables: Mapping[str, Table] = {}
-    runs: Table | None = None
-    notes: Sequence[str] = ()
-    """What the columns of the tables mean."""
-    charts: Sequence[Chart] = ()
-    more_charts: Sequence[Chart] = ()
-    samples: Table | None = None
-    more_samples: Table | None = None
-    attention: Sequence[Mapping[str, Any]] = ()
-    details: Mapping[str, Table] = {}
-
-
-def run_page(folder: Path, contents: Contents | None = None) -> Page:
+def run_page(folder: Path, contents: Contents | None = None) -> str:
     """The page of the run in `folder`, with what is there; it says what is missing.
 
     The folder may also be one of `transformers`.
     """
-    files = {
-        name: Record(folder / name).read_if_intact()
-        for name in ("scores.json", "config.json", "env.json")
-    }
-    scores, config, environment = files.values()
-    curves = logged_curves([Group(folder.name, [folder])])
-    missing = [name for name, content in files.items() if not content]
-    missing += [] if curves else ["metrics.jsonl"]
-    warnings, unscored = [f"{name} is missing or damaged." for name in missing], "Not scored yet."
+    names = "scores.json", "config.json", "env.json", "metrics.jsonl"
+    state = run_facts.state_of(folder)
+    scores, config, environment, _ = (Record(folder / name).read_if_intact() for name in names)
+    details = {name: _settings(Record(folder / name).read_if_intact()) for name in names[:3]}
     if is_pretrained(folder):
         warnings, unscored = ["This is a folder of transformers: it has no scores or curves."], ""
-    first, *others = _scores(folder, scores) or [("", "")]
-    details = {name: _settings(content) for name, content in files.items() if content}
-    facts = {**dict(others), **_facts(folder, config, environment)}
+    else:
+        warnings = [] if state == "done" else [run_facts.describe_state(folder)]
+        unscored = "Not scored yet."
+        empty = {"scores.json": not scores, "config.json": not config, "env.json": not environment}
+        for name in names:
+            there = (folder / name).is_file()
+            if there and empty.get(name) or (not there and (state == "done" or name in names[1:3])):
+                warnings.append(f"{name} is {'damaged' if there else 'missing'}.")
+    first, *others = run_facts.scores_of(folder, intervals=True).items() or [("", "")]
+    known = {} if is_pretrained(folder) or not config else run_facts.facts_of(folder)
+    facts = dict(others) | {name: known[name] for name in _FACTS if name in known}
     if contents:
         details = {"parameters": (sizes := _sizes(contents.params))} | details
         facts["parameters"] = sizes.rows[-1][1]
-    charts, more_charts = _charts(_paired(curves))
-    samples, more_samples = _samples(contents.samples if contents else {})
-    return Page(
+    styles = plots.styles(("training", "validation"))
+    return _html(
         title=f"{folder.absolute().parent.name}: {folder.name}",
         warnings=warnings,
         score=first[1],
         score_name=f"{first[0]} on {_text(scores)}" if first[1] else unscored,
         facts=facts,
         command=environment.get("command", ""),
+        styles=styles,
+        legend={name: name for name in styles},
         attention=_attention(contents.sentences) if contents else [],
-        details=details,
-        charts=charts,
-        more_charts=more_charts,
-        samples=samples,
-        more_samples=more_samples,
+        details={name: table for name, table in details.items() if table.rows},
+        samples=_side_by_side({"model": contents.samples} if contents else {}),
+        **_charts(_paired(plots.logged_curves([Group(folder.name, [folder])])), styles),
     )
 
 
-def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> Page:
+def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> str:
     """The page of the runs in `paths`, folders of runs or of sweeps: their scores and curves.
 
     Runs whose settings differ in the seed alone are one row and one curve. Runs that cannot be
     compared, as before their end, have curves alone.
     """
     folders = expand(paths)
-    grouped = baseline_first(group_runs(folders), baseline)
+    groups = group_runs(folders, baseline)
+    styles = plots.styles(group.name for group in groups)
     try:
-        page = _compared(compare(paths, metric, baseline))
+        scores = _compared(compare(paths, metric, baseline), groups, styles)
     except (ConfigError, DataError) as error:
-        page = Page("", warnings=[f"The runs are not compared: {cli.sentence(error)}"])
+        scores = {"warnings": [f"The runs are not compared: {cli.sentence(error)}"]}
     environments = (Record(folder / "env.json").read_if_intact() for folder in folders)
-    commands = dict.fromkeys(each.get("command", "") for each in environments)
     whole = storage.to_path(paths[0]).absolute()
-    charts, more_charts = _charts(logged_curves(grouped))
-    samples, more_samples = _samples(_side_by_side(grouped))
-    return page._replace(
+    rows = [(group, run_facts.facts_of(folder)) for group in groups for folder in group.folders]
+    return _html(
         title=f"{whole.parent.name}: {whole.name}" if len(paths) == 1 else f"{len(folders)} runs",
-        command="\n".join(commands),
-        runs=_run_table(grouped),
-        charts=charts,
-        more_charts=more_charts,
-        samples=samples,
-        more_samples=more_samples,
+        command="\n".join(dict.fromkeys(each.get("command", "") for each in environments)),
+        styles=styles,
+        legend={
+            x.name: f"{x.name} ({len(x.folders)} seeds)" if x.folders[1:] else x.name
+            for x in groups
+        },
+        runs=Table(
+            ("group", *_RUN_COLUMNS),
+            [[group.name, *(x.get(title, "-") for title in _RUN_COLUMNS)] for group, x in rows],
+        ),
+        samples=_side_by_side({group.name: sample_texts(group.folders[0]) for group in groups}),
+        **scores,
+        **_charts(plots.logged_curves(groups), styles),
     )
 
 
-def _compared(comparison: Comparison) -> Page:
+def _compared(comparison: Comparison, groups: Sequence[Group], styles: Styles) -> dict[str, Any]:
     """The scores of groups of runs, with the widest interval that is known of each."""
-    values = {
-        group.name: (group.mean, float(np.fmax.reduce([group.seeds, group.items, group.both])))
+    metric, values = comparison.metric, {group.name: group.values for group in groups}
+    intervals = {
+        group.name: Interval(
+            group.name,
+            [run.value for run in group.runs],
+            float(np.fmax.reduce([group.seeds, group.items, group.both])),
+        )
         for group in comparison.groups
     }
-    kind = quantity(comparison.metric)
+    figures = {"Scores": plots.score_strip(metric, list(intervals.values()), styles)}
+    for field in sorted({field for each in values.values() for field in each}):
+        lines: dict[str, list[tuple[float, Interval]]] = {}
+        for name in intervals:
+            others = [f"{x.split('.')[-1]}={y}" for x, y in values[name].items() if x != field]
+            with_value = _number(values[name].get(field, "")), intervals[name]
+            lines.setdefault(", ".join(others), []).append(with_value)
+        points = {x for line in lines.values() for x, _ in line}
+        if len(points) > 2 and not any(map(math.isnan, points)):
+            figures[field] = plots.score_by_value(metric, field, lines)
     scores = {"Scores": tables.group_table(comparison)}
     if comparison.differences:
         scores["Differences"] = tables.difference_table(comparison)
-    return Page(
-        title="",
-        warnings=tables.warnings(comparison),
-        score_name=" ".join(filter(None, (kind.label, kind.unit)))
-        + f" on the {comparison.text} text; ±: 95 %, the widest interval that is known",
-        ranges=ranges(kind, values),
-        tables=scores,
-        notes=tables.describe(comparison),
-    )
+    return {
+        "warnings": tables.warnings(comparison),
+        "score_name": f"{described(metric)}, on the {comparison.text} text; "
+        "±: 95 %, the widest interval that is known",
+        "figures": [plots.svg(figure, label) for label, figure in figures.items()],
+        "tables": scores,
+        "notes": tables.describe(comparison),
+    }
 
 
-def html(page: Page) -> str:
-    """`page` as the text of a file."""
-    return _template().render(page._asdict())
+def _number(text: str) -> float:
+    """The number that `text` is in JSON, or NaN."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _html(**shown: Any) -> str:
+    dashes = dict(zip(plots.DASHES, ("", "4 2", "4 2 1 2", "1 2"), strict=True))
+    return _template().render(colors=plots.COLORS, dashes=dashes, **shown)
 
 
 @cache
@@ -194,124 +188,67 @@ def _template() -> Any:
     return environment.get_template("page.html")
 
 
-def _scores(folder: Path, scores: dict[str, Any]) -> list[tuple[str, str]]:
-    """Names and values of scores.json, that of the default metric first.
-
-    They are rounded to what other test items leave certain.
-    """
-    values = {x: y for x, y in numbers(scores).items() if x not in (*_COUNTS, *_WORK)}
-    rows = {}
-    for metric, value in values.items():
-        sums = item_sums(folder, metric, scores)
-        half = statistics.item_half_width(*sums) if sums and len(sums[0]) > 1 else math.nan
-        kind = quantity(metric)
-        text = statistics.rounded(value * kind.scale, half * kind.scale)
-        rows[metric] = kind.label, f"{text} {kind.unit}".strip()
-    first = main_metric(values)
-    return [row for _, row in sorted(rows.items(), key=lambda item: item[0] != first)]
-
-
 def _text(scores: Mapping[str, Any]) -> str:
     """The text that was scored, and its length."""
-    counts = [f"{scores[name]:,} {name}" for name in _COUNTS if name in scores]
+    counts = [f"{scores[name]:,} {name}" for name in run_facts.COUNTS if name in scores]
     return (
         f"the {scores.get('text', 'unknown')} text ({', '.join(counts)}); ±: 95 % over other texts"
     )
 
 
-def _facts(folder: Path, config: Mapping[str, Any], environment: dict[str, Any]) -> dict[str, str]:
-    """How long the run trained, on what, and how fast, as far as its folder says it."""
-    lines = Run(folder).metrics()
-    total = config.get("optimizer", {}).get("total_steps")
-    weights = Record(folder / "weights.json").read_if_intact().get("steps", [])
-    seconds = seconds_of(environment)
-    facts = {
-        "steps": f"{lines[-1]['step']:,}" + (f" of {total:,}" if total else "") if lines else "",
-        "weights": f"of step {', '.join(f'{step:,}' for step in weights)}" if weights else "",
-        "time": _duration(seconds) if seconds is not None else "",
-        "device": devices_of(environment),
-        "started": str(environment.get("time", ""))[:16].replace("T", " "),
-    }
-    for metric in ("tokens_per_second", "mfu", "memory_peak"):
-        kind, values = quantity(metric), [line[metric] for line in lines if metric in line]
-        if values:
-            facts[kind.label] = f"{shown(kind.scale * float(np.median(values)))} {kind.unit}"
-    return {name: text for name, text in facts.items() if text}
-
-
-def _duration(seconds: float) -> str:
-    minutes, left = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes:02} min" if hours else f"{minutes} min {left:02} s"
-
-
 def _paired(curves: Curves) -> Curves:
-    """The curves of a single run by metric, with the validation's beside those of the training."""
+    """The curves of a single run by metric, with the validation's next to those of the training."""
     panels: Curves = {}
     for metric, (runs,) in ((metric, named.values()) for metric, named in curves.items()):
         base = metric.removeprefix("validation_")
         part = "training" if metric == base else "validation"
         panels.setdefault(base if base in curves else metric, {})[part] = runs
-    return {
-        metric: named if len(named) > 1 else {"": next(iter(named.values()))}
-        for metric, named in panels.items()
-    }
+    return panels
 
 
-def _charts(curves: Curves) -> tuple[list[Chart], list[Chart]]:
+def _charts(curves: Curves, styles: Styles) -> dict[str, list[str]]:
     """The charts of the loss and of the validation's scores, and those of all other numbers."""
+    curves = plots.with_lines(curves)
     first = sorted(
         (metric for metric in curves if metric == "loss" or metric.startswith("validation_")),
         key=lambda metric: (not metric.endswith("loss"), "validation" not in metric),
     )
-    others = [metric for metric in curves if metric not in first]
-    made = [[chart(quantity(x), curves[x]) for x in metrics] for metrics in (first, others)]
-    return made[0], made[1]
-
-
-def _run_table(grouped: Sequence[Group]) -> Table:
-    """A row for each run: its seed, length, time and device."""
-    rows = []
-    for group in grouped:
-        for folder in group.folders:
-            facts = _facts(folder, {}, environment := Record(folder / "env.json").read_if_intact())
-            seconds = seconds_of(environment)
-            minutes = "-" if seconds is None else f"{seconds / 60:.1f}"
-            names = folder.name, str(seed_of(folder))
-            keys = "steps", "speed", "device", "started"
-            steps, speed, device, started = (facts.get(key, "-") for key in keys)
-            rows.append([*names, steps, minutes, speed.removesuffix(" tokens/s"), device, started])
-    titles = "run", "seed", "steps", "minutes", "tokens/s", "device", "started"
-    return Table(titles, rows)
-
-
-def _side_by_side(grouped: Sequence[Group]) -> dict[str, Sequence[str]]:
-    """The samples of the first run of each group: columns that all share, and one for each."""
-    written = {group.name: sample_texts(group.folders[0]) for group in grouped}
-    written = {name: columns for name, columns in written.items() if columns}
-    shared = {
-        title: column
-        for columns in written.values()
-        for title, column in columns.items()
-        if all(other.get(title) == column for other in written.values())
+    drawn = {
+        metric: plots.svg(plots.curve_figure(metric, named, styles), f"{metric} by step")
+        for metric, named in curves.items()
     }
-    own = {
-        name: column
+    others = [figure for metric, figure in drawn.items() if metric not in first]
+    return {"charts": [drawn[metric] for metric in first], "more_charts": others}
+
+
+def _side_by_side(written: Mapping[str, Mapping[str, Sequence[str]]]) -> Table | None:
+    """What each name has made of the same text, a row for each text; wrong ones first.
+
+    `written[name]` are columns: the text, perhaps a reference, and "model". A name without a text
+    has "" there. None where there are no samples.
+    """
+    tables_of = {
+        name: [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
         for name, columns in written.items()
-        for title, column in columns.items()
-        if title not in shared
     }
-    return {**shared, **own}
+    merged: dict[str, dict[str, str]] = {}
+    titles: dict[str, None] = {}
+    for rows in zip_longest(*tables_of.values(), fillvalue=None):
+        for name, row in zip(tables_of, rows, strict=True):
+            if row is not None:
+                model = {name: row.pop("model")} if "model" in row else {}
+                titles |= dict.fromkeys(row)
+                key = next(iter(row.values()))
+                merged[key] = row | merged.get(key, {}) | model
+    if not merged:
+        return None
+    columns = [*titles, *(name for name in written if any(name in row for row in merged.values()))]
 
+    def count_right(row: Mapping[str, str]) -> int:
+        return sum(name in row and row[name] == row.get("reference") for name in written)
 
-def _samples(columns: Mapping[str, Sequence[str]]) -> tuple[Table | None, Table | None]:
-    """The first rows of samples, and further ones; None where there are none."""
-    rows = list(islice(zip(*columns.values(), strict=True), _SAMPLES))
-    first, others = rows[:_FIRST_SAMPLES], rows[_FIRST_SAMPLES:]
-    return (
-        Table(list(columns), first) if first else None,
-        Table(list(columns), others) if others else None,
-    )
+    ordered = sorted(merged.values(), key=count_right)[:_SAMPLES]
+    return Table(columns, [[row.get(title, "") for title in columns] for row in ordered])
 
 
 def _sizes(params: Any) -> Table:
@@ -336,31 +273,38 @@ def _attention(sentences: Iterable[Sentence]) -> list[dict]:
 
     Of the first sentence, where it is too large, the last layers.
     """
-    room = _ATTENTION
-    kept: list[dict] = []
+    room, kept = _ATTENTION, []
     for text, views in sentences:
         size = sum(view.weights.size for view in views)
-        layers = max((len(view.weights) for view in views), default=0)
-        shown = layers if size <= room else max(1, layers * room // size)
-        if kept and shown < layers:
+        most = max((len(view.weights) for view in views), default=0)
+        layers = most if size <= room else max(1, most * room // size)
+        if kept and layers < most:
             break
-        kept.append({"text": text, "views": [_encoded(view, shown) for view in views]})
+        kept.append({"text": text, "views": [_encoded(view, layers) for view in views]})
         room -= size
     return kept
 
 
 def _encoded(view: AttentionView, layers: int) -> dict[str, Any]:
-    """The last `layers` of a view, a text for each head with a character for each weight.
-
-    The character of n percent is that of the number n + 63 up to 63 percent, and n + 97 from there:
-    one that JSON and HTML do not escape.
-    """
-    percent = np.round(100 * view.weights[-layers:]).astype(int)
-    codes = np.where(percent < 64, percent + 63, percent + 97)
+    """The last `layers` of a view: a byte for each weight in percent, and its sharpest head."""
+    weights = view.weights[-layers:]
+    percent = np.round(100 * weights).astype(np.uint8)
     return {
         "kind": view.kind,
         "queries": list(view.query_tokens),
         "keys": list(view.key_tokens),
         "first_layer": len(view.weights) - len(percent),
-        "weights": [["".join(map(chr, head.ravel())) for head in layer] for layer in codes],
+        "sharpest": sharpest_head(weights),
+        "weights": [[base64.b64encode(x.tobytes()).decode() for x in layer] for layer in percent],
     }
+
+
+def sharpest_head(weights: np.ndarray) -> list[int]:
+    """The layer and head of `weights` [layers, heads, T, S] whose rows tell most of their query.
+
+    That is the mutual information of query and key: a head whose rows are all alike, as where each
+    attends to the first token, has none.
+    """
+    entropy = lambda p: -np.sum(p * np.log(np.maximum(p, 1e-9)), axis=-1)  # noqa: E731
+    told = entropy(weights.mean(axis=-2)) - entropy(weights).mean(axis=-1)
+    return [int(index) for index in np.unravel_index(np.argmax(told), told.shape)]

@@ -1,15 +1,26 @@
-"""Figures as functions of arrays (matplotlib, extra `experiments`)."""
+"""Figures of arrays (matplotlib, extra `experiments`): for pages, `runs plot` and notebooks.
 
+A curve of a name has one colour and dash in all figures that get the same `Styles`.
+"""
+
+import html
+import io
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+from experiments.harness.results import statistics
 from experiments.harness.results.groups import Group
+from experiments.harness.results.quantities import described, quantity, shown
 from experiments.harness.runs.run_folder import Run
 from jaxformer import optional_dependencies
+from jaxformer.errors import ConfigError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,14 +30,58 @@ Curve = tuple[Sequence[float], Sequence[float]]
 """Steps and values."""
 Curves = dict[str, dict[str, list[Curve]]]
 """The curves of each metric and group; those of one group differ in the seed."""
+Styles = Mapping[str, tuple[str, str]]
+"""The colour and dash of each name."""
 
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
-"""Okabe and Ito's colours, which people with colour blindness can tell apart."""
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#b8578f", "#2a8fc4", "#b57a00")
+"""Colours after Okabe and Ito, which people with colour blindness can tell apart."""
 DASHES = ("-", "--", "-.", ":")
+INK, GRID = "#5c5c5c", "#d5d5d5"
+"""The colours of texts and of lines that are no curves."""
+_POINTS = 300
+"""Points of all curves of a panel; curves with more are thinned."""
+_DOTS = 20
+"""A curve of fewer points has a dot at each."""
+_LONGEST = 36
+"""Characters of a name in a figure."""
+_LOG_RANGE = 10.0
+"""A positive curve that spans more than this factor has a logarithmic axis, where one helps."""
+_STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "jaxformer",  # the same figure has the same text
+    "font.size": 10.0,
+    "axes.titlesize": 10.5,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.major.size": 0.0,
+    "ytick.major.size": 0.0,
+    **dict.fromkeys(("axes.edgecolor", "lines.color"), GRID),
+    **dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
+
+_SHORTER = (
+    (r"(?s)^.*?(?=<svg)|<style.*?</style>", ""),
+    (r' xmlns(:\w+)?="[^"]*"| (width|height)="[\d.]+pt"| version="1.1"', ""),
+    (r' id="[\w.]+_\d+"| transform="rotate\(-0 [^"]*"|font-family: [^;"]*;? ?', ""),
+    (r"(\d\.\d)\d+(?=[^<>]*>)", r"\1"),
+    (r'<path d="[^"]*" style="fill: none"/>', ""),
+    (r"\s*\n\s*", " "),
+    (r"<(g|defs)> *</\1>|<g/>", ""),
+)
+"""What a page does not need of matplotlib's SVG, and what takes its place."""
+
+
+def styles(names: Iterable[str]) -> Styles:
+    """A colour for each name, and another dash where the colours are used up."""
+    pairs = itertools.cycle(itertools.product(DASHES, COLORS))
+    return {name: (color, dash) for name, (dash, color) in zip(names, pairs, strict=False)}
 
 
 def logged_curves(groups: Iterable[Group]) -> Curves:
-    """The curves of all numbers that the runs of `groups` have logged."""
+    """The curves of all numbers that the runs of `groups` have logged, without those of zeros."""
     curves: Curves = {}
     for group in groups:
         for folder in group.folders:
@@ -34,8 +89,18 @@ def logged_curves(groups: Iterable[Group]) -> Curves:
             for metric in dict.fromkeys(name for line in lines for name in line if name != "step"):
                 points = [(line["step"], line[metric]) for line in lines if metric in line]
                 steps, values = zip(*points, strict=True)
-                curves.setdefault(metric, {}).setdefault(group.name, []).append((steps, values))
+                if any(values):
+                    curves.setdefault(metric, {}).setdefault(group.name, []).append((steps, values))
     return curves
+
+
+def with_lines(curves: Curves) -> Curves:
+    """The metrics of `curves` of which some run has more than two points."""
+    return {
+        metric: named
+        for metric, named in curves.items()
+        if any(len(steps) > 2 for runs in named.values() for steps, _ in runs)
+    }
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
@@ -45,34 +110,160 @@ def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
 
 
-def learning_curves(metrics: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
-    """One panel for each metric; `metrics[metric][name]` are the curves of runs differing in seed.
+def learning_curves(curves: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
+    """A panel for each metric; `curves[metric][name]` are those of runs that differ in the seed."""
+    count, columns = len(curves), min(len(curves), 2)
+    rows = -(-count // columns)
+    names = dict.fromkeys(name for named in curves.values() for name in named)
+    with _styled():
+        figure = _figure(4.6 * columns, 2.6 * rows + 0.4)
+        panels = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, (metric, named) in zip(panels, curves.items(), strict=False):
+            draw_curves(axes, metric, named, styles(names))
+        for axes in panels[count:]:
+            axes.remove()
+        lines = {line.get_label(): line for axes in panels[:count] for line in axes.lines}
+        lines = {label: line for label, line in lines.items() if label[:1] not in ("", "_")}
+        if lines:
+            figure.legend(handles=[*lines.values()], loc="outside lower center", ncols=3)
+    return figure
 
-    A group is the mean of its curves at the steps that all have, with a band from the least to the
-    largest value. It has one colour in all panels, and one legend explains them.
+
+def curve_figure(metric: str, named: Mapping[str, Sequence[Curve]], style: Styles) -> "Figure":
+    """The curves of one metric, without a legend."""
+    with _styled():
+        figure = _figure(4.6, 2.6)
+        draw_curves(figure.subplots(), metric, named, style)
+    return figure
+
+
+def draw_curves(
+    axes: "Axes", metric: str, named: Mapping[str, Sequence[Curve]], style: Styles
+) -> None:
+    """Draws the curves of `metric` with its unit.
+
+    Those of one name are their mean at the steps that all have, with a band from the least to the
+    largest value; or a line each where there is no such step.
     """
-    figure = _figure(6.4 * min(len(metrics), 2), 3.6 * ((len(metrics) + 1) // 2) + 0.4)
-    panels = figure.subplots((len(metrics) + 1) // 2, min(len(metrics), 2), squeeze=False).flat
-    names = dict.fromkeys(name for groups in metrics.values() for name in groups)
-    styles = dict(zip(names, itertools.cycle(itertools.product(DASHES, COLORS)), strict=False))
-    legend = {}
-    for axes, (metric, groups) in zip(panels, metrics.items(), strict=False):
-        for name, curves in groups.items():
-            steps, values = aligned(curves)
-            dash, color = styles[name]
-            label = f"{name} ({len(curves)} seeds)" if len(curves) > 1 else name
-            marker = "." if len(steps) < 20 else ""  # one point alone draws no line
-            mean = values.mean(axis=0)
-            legend[name] = axes.plot(steps, mean, dash, color=color, marker=marker, label=label)[0]
-            if len(curves) > 1:
+    kind, extremes = quantity(metric), []
+    for name, runs in named.items():
+        color, dash = style[name]
+        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
+        together = len(aligned(runs)[0]) > 0
+        for part in [runs] if together else [[run] for run in runs]:
+            steps, values = _thinned(*aligned(part), max(_DOTS, _POINTS // len(named)))
+            values = kind.scale * values
+            marker = "." if len(steps) < _DOTS else ""  # one point alone draws no line
+            axes.plot(steps, values.mean(axis=0), dash, color=color, marker=marker, label=label)
+            if len(part) > 1:
                 band = values.min(axis=0), values.max(axis=0)
                 axes.fill_between(steps, *band, color=color, alpha=0.2, linewidth=0)
-        axes.set(title=metric.replace("_", " "), xlabel="step")
-        axes.grid(alpha=0.3)
-    figure.legend(handles=list(legend.values()), loc="outside lower center", ncols=3, fontsize=8)
-    for axes in list(panels)[len(metrics) :]:
-        axes.remove()
+            extremes += [values.min(), values.max()]
+    log = kind.log and 0.0 < _LOG_RANGE * min(extremes) < max(extremes)
+    _numbers(axes.xaxis, axes.set_xscale, False)
+    _numbers(axes.yaxis, axes.set_yscale, log)
+    unit = ", ".join(filter(None, (kind.unit, "log scale" if log else "")))
+    axes.set_title(f"{kind.label} ({unit})" if unit else kind.label, loc="left")
+    axes.set_xlabel("step", loc="right")
+    axes.grid(linewidth=0.5)
+
+
+class Interval(NamedTuple):
+    """Scores of runs that differ in the seed, and half of the interval of their mean, or NaN."""
+
+    name: str
+    scores: Sequence[float]
+    half: float
+
+    @property
+    def mean(self) -> float:
+        """The mean of the scores."""
+        return float(np.mean(self.scores))
+
+
+def best_first(metric: str, intervals: Iterable[Interval]) -> list[Interval]:
+    """`intervals` by their mean; as they are for a metric that may be neither low nor high."""
+    sign = {"lower": 1.0, "higher": -1.0}.get(quantity(metric).better, 0.0)
+    return sorted(intervals, key=lambda each: sign * each.mean)
+
+
+def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "Figure":
+    """The intervals on one axis, the best first and marked, with a small mark for each seed."""
+    kind, ordered = quantity(metric), best_first(metric, intervals)
+    with _styled():
+        figure = _figure(4.6, 0.8 + 0.5 * len(ordered))
+        axes = figure.subplots()
+        for row, (name, scores, half) in enumerate(ordered):
+            color, values = style[name][0], kind.scale * np.array(scores)
+            mean, half = float(values.mean()), kind.scale * half
+            axes.errorbar(mean, -row, xerr=np.nan_to_num(half), fmt="o", color=color, capsize=3)
+            axes.plot(values, [-row] * len(values), "|", color=color)
+            best = kind.better and row == 0 and len(ordered) > 1
+            short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+            text = axes.annotate(
+                f"{short}: {statistics.rounded(mean, half)}{', best mean' * bool(best)}",
+                (0.0, -row),
+                (0, 7),
+                ("axes fraction", "data"),
+                textcoords="offset points",
+                weight="bold" if best else "normal",
+            )
+            text.set_in_layout(False)  # else it would make the axes narrow
+        _numbers(axes.xaxis, axes.set_xscale, False)
+        axes.set(yticks=[], ylim=(0.4 - len(ordered), 0.8))
+        axes.spines["left"].set_visible(False)
+        axes.set_xlabel(described(metric))
+        axes.grid(axis="x", linewidth=0.5)
     return figure
+
+
+def score_by_value(
+    metric: str, setting: str, lines: Mapping[str, Sequence[tuple[float, Interval]]]
+) -> "Figure":
+    """The score against the value of a setting; a line for each name, of the other settings."""
+    kind, xs = quantity(metric), [x for points in lines.values() for x, _ in points]
+    with _styled():
+        figure = _figure(4.6, 2.6)
+        axes = figure.subplots()
+        for name, points in lines.items():
+            x, intervals = zip(*sorted(points), strict=True)
+            halves = [kind.scale * np.nan_to_num(each.half) for each in intervals]
+            means = [kind.scale * each.mean for each in intervals]
+            color, dash = (INK, "-") if len(lines) == 1 else styles(lines)[name]
+            axes.errorbar(x, means, halves, fmt=f"o{dash}", color=color, capsize=3, label=name)
+        _numbers(axes.xaxis, axes.set_xscale, 0.0 < 8.0 * min(xs) <= max(xs))
+        _numbers(axes.yaxis, axes.set_yscale, False)
+        axes.set_xticks(sorted(set(xs)), [shown(x) for x in sorted(set(xs))])
+        axes.set_title(described(metric), loc="left")
+        axes.set_xlabel(setting)
+        axes.grid(linewidth=0.5)
+        if len(lines) > 1:
+            axes.legend()
+    return figure
+
+
+def check_format(output: str) -> None:
+    """Raises `ConfigError` for a file of pictures whose ending names no format."""
+    ending, known = Path(output).suffix[1:], _figure(1.0, 1.0).canvas.get_supported_filetypes()
+    if ending not in known:
+        raise ConfigError(f"output={output!r} must end in one of .{', .'.join(sorted(known))}")
+
+
+def svg(figure: "Figure", label: str) -> str:
+    """`figure` as an element of a page, whose style sheet has its colours as --c0, --soft, --line.
+
+    Coordinates have one decimal; nothing in it is fetched. `label` is for who does not see it.
+    """
+    out, metadata = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    with _styled():
+        figure.savefig(out, format="svg", metadata=metadata, transparent=True)
+    text = out.getvalue()
+    for pattern, by in _SHORTER:
+        text = re.sub(pattern, by, text)
+    colors = {color: f"--c{number}" for number, color in enumerate(COLORS)}
+    for color, name in {**colors, INK: "--soft", GRID: "--line"}.items():
+        text = text.replace(color, f"var({name})")
+    return text.replace("<svg", f'<svg role="img" aria-label="{html.escape(label)}"', 1)
 
 
 def attention_grid(
@@ -113,17 +304,45 @@ def attention_map(
 
 
 def position_table(table: Float[np.ndarray, "T D"]) -> "Figure":
-    """The vectors of the positions as rows of a heat map, and beside it their cosines."""
+    """The vectors of the positions as rows of a heat map, and next to it their cosines."""
     figure = _figure(10.0, 4.2)
-    left, right = figure.subplots(1, 2)
-    shown = left.imshow(table, cmap="RdBu", aspect="auto", vmin=-1.0, vmax=1.0)
-    left.set(title="positional encodings", xlabel="dimension", ylabel="position")
-    figure.colorbar(shown, ax=left)
     unit = table / np.linalg.norm(table, axis=-1, keepdims=True)
-    shown = right.imshow(unit @ unit.T, cmap="viridis", vmin=-1.0, vmax=1.0)
-    right.set(title="their cosine similarity", xlabel="position", ylabel="position")
-    figure.colorbar(shown, ax=right)
+    left = "positional encodings", "dimension", table, "RdBu"
+    right = "their cosine similarity", "position", unit @ unit.T, "viridis"
+    for axes, (title, columns, values, colors) in zip(
+        figure.subplots(1, 2), (left, right), strict=True
+    ):
+        picture = axes.imshow(values, cmap=colors, aspect="auto", vmin=-1.0, vmax=1.0)
+        axes.set(title=title, xlabel=columns, ylabel="position")
+        figure.colorbar(picture, ax=axes)
     return figure
+
+
+def _thinned(
+    steps: np.ndarray, values: Float[np.ndarray, "runs steps"], most: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """At most `most` of the steps, evenly spaced, with the last one."""
+    kept = np.arange(len(steps))[:: -max(1, -(-len(steps) // most))][::-1]
+    return steps[kept], values[:, kept]
+
+
+def _numbers(axis: Any, set_scale: Callable[[str], None], log: bool) -> None:
+    """Gives an axis round ticks, which `shown` writes."""
+    ticker: Any = optional_dependencies.load("matplotlib.ticker")
+    set_scale("log" if log else "linear")
+    low, high = sorted(axis.get_view_interval())
+    wide = log and high > 300.0 * low
+    axis.set_major_locator(
+        ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=12)
+        if log
+        else ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    )
+    axis.set_minor_locator(ticker.NullLocator())
+    axis.set_major_formatter(lambda value, _: shown(0.0 if abs(value) < 1e-12 else value))
+
+
+def _styled() -> AbstractContextManager:
+    return optional_dependencies.load("matplotlib").rc_context(_STYLE)
 
 
 def _figure(width: float, height: float) -> "Figure":

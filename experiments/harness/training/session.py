@@ -14,6 +14,7 @@ from typing import Any
 
 import jax
 
+from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
 from experiments.harness.runs.loggers import Logger
@@ -108,9 +109,14 @@ def open_run(
             check_products(config.model.dtype)
         keep = training.average_checkpoints + 1  # one may be damaged
         checkpoints = stack.enter_context(Checkpoints(log.folder / "checkpoints", keep=keep))
-        yield OpenRun(
+        run = OpenRun(
             config=config, devices=devices, checkpoints=checkpoints, log=log, watched=watched
         )
+        try:
+            yield run
+        except Exception as error:  # a signal is none
+            log.add_environment(failed=cli.sentence(error))
+            raise
 
 
 def choose_devices(
