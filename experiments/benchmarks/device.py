@@ -6,6 +6,7 @@ number to results.jsonl, and ends with code 1 where a check failed. Of several h
 with the options of `train`.
 """
 
+import datetime
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
@@ -23,7 +24,6 @@ from jax.experimental import multihost_utils
 from experiments.benchmarks.attention import Shape, find_attention, jax_attention
 from experiments.benchmarks.collectives import COLLECTIVES, collective
 from experiments.benchmarks.generate import GenerateWork, jax_sample
-from experiments.benchmarks.report import evidence
 from experiments.benchmarks.timing import Case, CaseFailed
 from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
 from experiments.harness import cli
@@ -36,7 +36,7 @@ from experiments.harness.training.device_check import compare, compare_products
 from experiments.harness.training.session import choose_devices
 from experiments.harness.training.training_config import DeviceChoice
 from experiments.harness.training.utilization import ACCELERATORS, DEVICE_KINDS, peak_of
-from experiments.results import FILE, append
+from experiments.results import FILE, Result, append
 from jaxformer import __version__
 from jaxformer.config import Count, Positive, with_fields
 from jaxformer.distributed import Strategy, single
@@ -189,8 +189,8 @@ def checked(name: str, measure: Measure) -> Row:
     except CaseFailed as error:
         return Row(name, str(error), {})
     except Exception as error:
-        said = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
-        return Row(name, textwrap.shorten(said, 400), {})
+        message = f"raised {type(error).__name__}: {' '.join(str(error).split())}"
+        return Row(name, textwrap.shorten(message, 400), {})
 
 
 def together(row: Row) -> Row:
@@ -272,8 +272,6 @@ def rates(case: Case, repetitions: int) -> dict[str, float]:
         numbers["TFLOP/s"] = facts["flops"] / seconds / 1e12
     if facts["peak_flops"]:
         numbers["% of the peak"] = 100 * facts["flops"] / seconds / facts["peak_flops"]
-    if facts.get("planned_seconds"):
-        numbers["x plan"] = seconds / facts["planned_seconds"]
     return numbers
 
 
@@ -316,17 +314,23 @@ def named(devices: Strategy) -> str:
 
 
 def record(row: Row, devices: Strategy, path: Path) -> None:
-    """Adds a line for each number to the file `path`."""
+    """Adds a line for each number to the file `path`, with today's date."""
     path.parent.mkdir(parents=True, exist_ok=True)
     where = named(devices)
-    lines = evidence(
-        "device",
-        f"{where}, {row.check}",
-        row.numbers,
-        where,
-        command="python -m experiments.benchmarks.device",
-        versions=_VERSIONS,
-    )
+    lines = [
+        Result(
+            table="device",
+            system=f"{where}, {row.check}",
+            metric=unit,
+            score=number,
+            seeds=[],
+            command="python -m experiments.benchmarks.device",
+            versions=_VERSIONS,
+            device=where,
+            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
+        )
+        for unit, number in row.numbers.items()
+    ]
     append(path, lines)
 
 

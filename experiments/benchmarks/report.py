@@ -1,6 +1,6 @@
 """Measures tables of cases, prints them in Markdown, and writes them as JSON after each table.
 
-Also what several benchmarks share: texts that a compiled program writes, peers' set-up, evidence.
+Also what several benchmarks share: texts that a compiled program writes, peers' set-up.
 """
 
 import datetime
@@ -28,7 +28,6 @@ from experiments.benchmarks.timing import (
 )
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs.run_files import write_json
-from experiments.results import Result
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.runtime import concurrency, concurrently, cpu_count
@@ -127,25 +126,6 @@ def environment() -> dict[str, str | int | float | None]:
         "python": platform.python_version(),
         **versions,
     }
-
-
-def evidence(
-    table: str, system: str, numbers: Mapping[str, float], device: str, **origin: Any
-) -> list[Result]:
-    """A line of results.jsonl for each of `numbers` (metric -> score) of `system`, of today."""
-    return [
-        Result(
-            table=table,
-            system=system,
-            metric=metric,
-            score=score,
-            seeds=[],
-            device=device,
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-            **origin,
-        )
-        for metric, score in numbers.items()
-    ]
 
 
 def text_case(write: Callable[[], np.ndarray], **metadata: Any) -> Case:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -24,35 +24,30 @@ from experiments.benchmarks import report
 from experiments.benchmarks.report import load_torch, torch_metadata
 from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
 from experiments.harness import cli
-from experiments.harness.planning import step_time
-from experiments.harness.planning.hlo import Program
-from experiments.harness.planning.targets import TPUS
-from experiments.harness.training.build import build_model, init_params
-from experiments.harness.training.training_config import Remat, TrainingConfig
+from experiments.harness.training.build import build_model
+from experiments.harness.training.training_config import Remat
 from experiments.harness.training.utilization import (
-    DEVICE_KINDS,
-    Peak,
     causal_flops,
     peak_of,
     seq2seq_flops,
 )
+from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import (
+    LanguageConfig,
     gpt2_124m,
     gpt3_xl,
     shakespeare_char,
     shakespeare_char_cpu,
 )
-from experiments.translation.presets import multi30k_tiny
+from experiments.translation import train as translation
+from experiments.translation.presets import TranslationConfig, multi30k_tiny
 from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, Checked, Count, TransformerConfig
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
-from jaxformer.nn.axes import parameter_axes
 from jaxformer.runtime import setup_process
 from jaxformer.text.data import PairBatch, StreamBatch
-from jaxformer.text.tokenizers import EOS, PAD, UNK
-from jaxformer.training.losses import Loss, causal_loss, seq2seq_loss
-from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.training.train_step import TrainState, init_train_state
+from jaxformer.text.tokenizers import EOS, UNK
+from jaxformer.training.optimizer import OptimizerConfig
 
 _LABEL_SMOOTHING = multi30k_tiny.training.label_smoothing
 
@@ -82,7 +77,7 @@ class StepWork(Checked):
     """Your own model as package.module:name in place of jaxformer's; empty: the library's."""
 
     def __post_init__(self):
-        self.training()
+        self.config()
 
     @property
     def translates(self) -> bool:
@@ -99,14 +94,19 @@ class StepWork(Checked):
         """The optimizer with a constant learning rate."""
         return replace(self.optimizer, schedule="constant", warmup_steps=0, min_lr_ratio=0)
 
-    def training(self) -> TrainingConfig:
-        """The settings by which the experiments build their models."""
-        return TrainingConfig(
+    def config(self) -> TranslationConfig | LanguageConfig:
+        """The configuration of the experiment's training that has this step."""
+        preset: Any = multi30k_tiny if self.translates else shakespeare_char_cpu
+        training = replace(
+            preset.training,
             grad_accumulation=self.grad_accumulation,
             attention_fn=self.attention_fn,
             remat=self.remat,
             model=self.own_model,
         )
+        data = preset.data if self.translates else replace(preset.data, seq_len=self.seq_len)
+        optimizer = replace(preset.optimizer, **vars(self.constant))
+        return replace(preset, model=self.model, data=data, optimizer=optimizer, training=training)
 
     def random_batch(self, rng: np.random.Generator) -> StreamBatch | PairBatch:
         """A batch of random tokens; those of a translator are words, and EOS at the end."""
@@ -123,14 +123,12 @@ class StepWork(Checked):
         source[:, -1] = target[:, -1] = EOS
         return PairBatch(source, target, ids)
 
-    def build(self) -> tuple[Any, Loss, int]:
-        """jaxformer's model, its loss, and the FLOPs of a step."""
+    def flops(self) -> int:
+        """The FLOPs of a step by the equations."""
         sizes, rows, length = self.model, self.batch_size, self.seq_len
-        model = build_model(SimpleNamespace(model=sizes, training=self.training()))
         if self.translates:
-            loss = seq2seq_loss(model, pad=PAD, label_smoothing=_LABEL_SMOOTHING)
-            return model, loss, seq2seq_flops(sizes, rows, length, length)
-        return model, causal_loss(model), causal_flops(sizes, rows, length)
+            return seq2seq_flops(sizes, rows, length, length)
+        return causal_flops(sizes, rows, length)
 
 
 @dataclass(frozen=True)
@@ -232,25 +230,18 @@ def random_batches(work: StepWork) -> Iterator[Any]:
 def jax_step(work: StepWork, devices: Strategy | None = None) -> Case:
     """jaxformer's training step on `devices`, all of whose processes call this; None: on one.
 
-    "planned_seconds" is the time that `plan` predicts of the program on a TPU, and the least
-    possible one on other known devices. `run()` gives the loss and the norm of the gradient.
+    `run()` gives the loss and the norm of the gradient.
     """
     setup = setup_process()
     devices = devices or single(compiler_options=setup.compiler_options)
-    batches, (model, loss, flops) = random_batches(work), work.build()
-    tokens = np.zeros((2, work.seq_len), np.int32)
-    inputs = [tokens, tokens] if work.translates else [tokens]
-    devices = devices.for_model(model, *inputs)
-    optimizer = make_optimizer(work.constant, axes=parameter_axes(model, *inputs))
-
-    def make_state() -> TrainState:
-        params = init_params(model, jax.random.key(0), *inputs)
-        return init_train_state(params, optimizer, jax.random.key(1))
-
+    config, batches = work.config(), random_batches(work)
+    experiment = translation if work.translates else language_modelling
+    model, batch = build_model(config), next(batches)
+    devices = devices.for_model(model)
+    make_state, step = experiment.make_init_and_step(config, model, batch, devices)
     state = devices.init(make_state)
-    step = devices.step(loss, optimizer, grad_accumulation=work.grad_accumulation)
     begin = time.perf_counter()
-    compiled = step.lower(state, devices.divide(next(batches))).compile()
+    compiled = step.lower(state, devices.divide(batch)).compile()
     seconds = time.perf_counter() - begin
     memory = compiled.memory_analysis()
 
@@ -259,7 +250,6 @@ def jax_step(work: StepWork, devices: Strategy | None = None) -> Case:
         state, metrics = compiled(state, devices.divide(next(batches)))
         return float(metrics["loss"]) / float(metrics["tokens"]), float(metrics["grad_norm"])
 
-    peak = peak_of(devices, work.model.dtype)
     metadata = {
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(state.params)),
         "device": jax.devices()[0].device_kind,
@@ -267,23 +257,10 @@ def jax_step(work: StepWork, devices: Strategy | None = None) -> Case:
         "compile_seconds": round(seconds, 2),
         "temporary_bytes": memory and memory.temp_size_in_bytes,
         "tokens": work.tokens,
-        "flops": flops,
-        "peak_flops": peak.total,
-        "planned_seconds": planned_seconds(compiled, model, peak, flops),
+        "flops": work.flops(),
+        "peak_flops": peak_of(devices, work.model.dtype).total,
     }
     return Case(run, metadata)
-
-
-def planned_seconds(
-    compiled: jax.stages.Compiled, model: Any, peak: Peak, flops: int
-) -> float | None:
-    """The seconds of a step by `plan`, on a GPU the least possible; None for unknown devices."""
-    name = DEVICE_KINDS.get(peak.kind)
-    if name not in TPUS:
-        return flops / peak.total if peak.total else None
-    specs = [spec for _, spec in getattr(model.attention_fn, "calls", [])]
-    program = Program(compiled.as_text() or "")
-    return step_time(program, name, specs).total
 
 
 def torch_step(work: StepWork) -> Case:

@@ -23,6 +23,10 @@ def scaled(*args, **options):
     return 1.01 * reference(*args, **options)
 
 
+def louder(*args, **options):
+    return 1.1 * reference(*args, **options)
+
+
 def raising(*args, **options):
     raise NotImplementedError("no room for this shape")
 
@@ -85,7 +89,7 @@ def test_a_decoding_step_is_timed(tmp_path, capsys):
 def test_a_step_with_wrong_attention_has_other_losses():
     options = device.PRESETS["small"]
     model = replace(options.work.model, dtype="float32")
-    work = replace(options.work, attention_fn=f"{HERE}:scaled", model=model)
+    work = replace(options.work, attention_fn=f"{HERE}:louder", model=model)
     wrong = replace(options, work=work)
     with pytest.raises(device.CaseFailed, match="losses and gradient norms are .*, with reference"):
         device.training(wrong, device.single())
