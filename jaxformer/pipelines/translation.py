@@ -211,7 +211,8 @@ def _translate(
     config, count = model.config, concurrency(params)
     check_id("bos", options.bos, config.vocab_size)
     search = replace(search, suppress_tokens=suppressed_ids(config, tokenizer, search))
-    sentences = [_Sentence(ids, _limit(len(ids), search, options)) for ids in sources]
+    limits = (max_target_length(config, len(ids), search, options) for ids in sources)
+    sentences = [*map(_Sentence, sources, limits)]
     make = partial(_Search, model, params, tokenizer, search, options)
 
     def groups() -> Iterator[tuple[list[_Sentence], Callable[[int], _Search]]]:
@@ -232,9 +233,8 @@ def _target_size(
 ) -> int:
     """The most tokens of the translations of `group`, rounded up to one of few sizes."""
     learned = isinstance(model_config.positions, Learned)
-    most = max(sentence.limit for sentence in group)
-    most = min(most, model_config.max_len) if learned else most
-    fewest = min(most, *(sentence.limit for sentence in group))
+    limits = [sentence.limit for sentence in group]
+    most, fewest = max(limits), min(limits)
     search.check_end(fewest)
     if search.min_new_tokens > fewest:
         raise ConfigError(
@@ -310,10 +310,6 @@ class _Search(Search[_Sentence]):
             text.translations.append(Translation(*found))
 
 
-def _limit(source_length: int, search: SearchConfig, options: TranslationOptions) -> int:
-    return search.max_new_tokens or source_length + options.max_extra_tokens
-
-
 def max_target_length(
     model_config: TransformerConfig,
     source_length: int,
@@ -321,6 +317,6 @@ def max_target_length(
     options: TranslationOptions = TranslationOptions(),
 ) -> int:
     """The most tokens of a translation; with learned positions at most `max_len`."""
-    length = _limit(source_length, search, options)
+    length = search.max_new_tokens or source_length + options.max_extra_tokens
     learned = isinstance(model_config.positions, Learned)
     return min(length, model_config.max_len) if learned else length

@@ -6,6 +6,7 @@ Everything that needs devices runs in one child process with 8 virtual ones, sta
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,8 @@ def compute(folder: Path) -> dict[str, Any]:
     results: dict[str, Any] = {"one": evaluated(lambda model, _: params[model])}
     results["one"]["averaged"], _ = averaged(None, folder)
     results["one"]["trained"] = trained(jf.single(), 1)
+    place = partial(jax.device_put, device=jax.devices()[-1])
+    results["last"] = results["one"] | evaluated(lambda model, _: place(params[model]))
     for text in MESHES:
         devices = jf.sharded(make_mesh(text))
         found = evaluated(lambda m, _, d=devices: d.for_model(m).shard_state(params[m]))
@@ -143,8 +146,8 @@ def compute_in_child(folder: Path) -> None:
     finished(start(__file__, folder, devices=8))
 
 
-@pytest.mark.parametrize("mesh", MESHES)
-def test_scores_texts_and_a_step_on_any_number_of_rows_are_those_of_one_device(mesh, results):
+@pytest.mark.parametrize("mesh", [*MESHES, "last"])
+def test_scores_texts_and_a_step_on_any_devices_are_those_of_the_first_one(mesh, results):
     for name, expected in results["one"].items():
         found, wanted = (jax.tree.leaves(each[name]) for each in (results[mesh], results["one"]))
         assert expected and len(found) == len(wanted), name

@@ -53,7 +53,7 @@ ALL = pytest.mark.parametrize(
 def test_one_text_gives_its_result_and_a_list_of_one_the_list_of_it(systems, name, use, line, kind):
     loaded = systems[name]
     options = {"max_new_tokens": 5} if use is jf.complete else {}
-    alone, within = use(loaded, line, **options), use(loaded, [line], **options)
+    alone, within = use(loaded, line, **options), use(loaded, iter([line]), **options)
     assert isinstance(alone, kind) and len(within) == 1
     np.testing.assert_array_equal(within[0], alone)
     (whole,) = use(loaded, (line,), details=True, **options)
@@ -80,6 +80,8 @@ def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use,
         use(other, line)
     with pytest.raises(DataError, match="the list of texts is empty: give at least one text"):
         use(loaded, [])
+    with pytest.raises(DataError, match="(text|prompt) 2.* is a NoneType, but must be a string"):
+        use(loaded, [line, None])
     for given, kind in ((5, "int"), ({line}, "set"), ({line: line}, "dict")):
         said = f"the texts are of the type {kind}, but must be a string or"
         with pytest.raises(DataError, match=said):

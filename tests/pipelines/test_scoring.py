@@ -182,14 +182,6 @@ def test_a_count_that_is_no_positive_integer_is_refused(masked, words, count):
         fill_mask(Loaded(*masked, words), ["a <mask>"], count=count, details=True)
 
 
-def test_what_is_no_text_is_refused_and_texts_may_be_made_on_the_way(masked, decoder, words):
-    for use, system in ((fill_mask, masked), (score, decoder)):
-        with pytest.raises(DataError, match="text 1 of 1 is a NoneType, but must be a string"):
-            use(Loaded(*system, words), [None])
-    texts, loaded = ["a", "b"], Loaded(*decoder, words)
-    assert score(loaded, (text for text in texts)) == score(loaded, texts)
-
-
 def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
     with pytest.raises(DataError, match="text 2 has no mask: write <mask> where a token is missin"):
         fill_mask(Loaded(*masked, words), ["<mask>", "the boat"])

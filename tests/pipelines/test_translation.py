@@ -236,28 +236,10 @@ def test_ids_and_lengths_that_the_model_cannot_have_are_refused(system):
             TranslationOptions(**{name: value})
 
 
-@pytest.mark.parametrize(
-    "lines, message",
-    [
-        (["a", None], "text 2 of 2 is a NoneType, but must be a string"),
-        ([b"a"], "text 1 of 1 is a bytes"),
-    ],
-)
-def test_what_is_no_line_is_refused(system, lines, message):
-    with pytest.raises(DataError, match=message):
-        run(system, lines)
-    with pytest.raises(DataError, match=message):
-        find_too_long(system[0], lines, system[2])
-
-
 @pytest.mark.parametrize("pair", ["ab", ("a",), ("a", "b", "c")])
 def test_what_is_no_pair_is_refused(system, pair):
     with pytest.raises(DataError, match=r"pair 2 of 2 must be \(source, target\): two strings"):
         score_pairs(Loaded(*system), [("a", "b"), pair])
-
-
-def test_lines_that_are_made_on_the_way_are_all_taken(system):
-    assert run(system, (x for x in ["a", "b"])) == run(system, ["a", "b"])
 
 
 def test_ids_beyond_the_tokenizer_are_never_written_and_logits_that_are_nan_are_said(

@@ -187,13 +187,6 @@ def test_what_is_switched_off_or_changes_nothing_is_passed_over(folder, key, val
     load_pretrained(path)
 
 
-def test_scaled_rotary_positions_are_refused_by_their_type(folder, change):
-    path = folder("llama")
-    change(path, rope_scaling={"factor": 8.0, "rope_type": "longrope"})
-    with pytest.raises(ConfigError, match='rope_scaling.rope_type="longrope" is not supported: on'):
-        load_pretrained(path)
-
-
 @pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
 def test_rotary_scaling_is_read_from_both_its_places(folder, key, change):
     path = folder("llama")
