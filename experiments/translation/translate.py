@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from experiments.harness import cli
+from experiments.harness.cli import display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
@@ -79,7 +80,8 @@ def main(options: TranslateOptions) -> None:
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
             lines, numbers = without_too_long(loaded, lines)
             too_long += [first - 1 + number for number in numbers]
-            translations = translate(loaded, lines, details=True)
+            with display.waiting(f"translating {len(lines):,} lines"):
+                translations = translate(loaded, lines, details=True)
             for number, hypotheses in enumerate(translations, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()

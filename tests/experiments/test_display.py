@@ -4,6 +4,7 @@ import io
 import os
 import re
 import signal
+import sys
 import time
 
 import pytest
@@ -104,6 +105,15 @@ def test_samples_longer_than_a_line_are_cut_unless_all_is_asked_for():
     assert first == "source    The dog sleeps." and third == "  right   Der Hund schläft."
     assert len(second) == 79 and second.startswith("  model   Wort Wort")
     assert sample_lines([sample], None)[1] == "  model   " + "Wort " * 50
+
+
+def test_a_command_without_a_screen_says_on_a_terminal_alone_what_it_waits_for(monkeypatch):
+    for kind, said in ((Terminal, "reading a run: 0.0 s"), (io.StringIO, "")):
+        monkeypatch.setattr("sys.stderr", kind())
+        with display.waiting("reading a run"):
+            pass
+        shown = sys.stderr.getvalue()
+        assert said in shown if said else not shown
 
 
 BLOCKED = """

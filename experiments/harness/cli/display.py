@@ -175,6 +175,16 @@ def phase(name: str) -> Iterator[Phase]:
         yield phase
 
 
+@contextmanager
+def waiting(name: str) -> Iterator[None]:
+    """Within it, a terminal shows `name` next to the output of a command that has no screen."""
+    if _open or not sys.stderr.isatty():
+        yield
+        return
+    with opened(sys.stderr), phase(name):
+        yield
+
+
 def say(text: str) -> None:
     """Prints `text` on the open screen, or on standard output."""
     _open[-1].say(text) if _open else print_line(text)

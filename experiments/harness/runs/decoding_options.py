@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from experiments.harness.cli import display
 from jaxformer import storage
 from jaxformer.config import Checked, Natural, Positive, dotted_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
@@ -62,7 +63,8 @@ def load_members(load: Callable[[Path], Loaded], run: str, *, int8: bool = False
     Raises `ConfigError` for runs whose models or tokenizers differ.
     """
     folders = run_folders(run)
-    members = [load(folder) for folder in folders]
+    with display.waiting(f"reading {run}"):
+        members = [load(folder) for folder in folders]
     if int8:
         members = [replace(each, params=quantize(each.model, each.params)) for each in members]
     first = members[0]

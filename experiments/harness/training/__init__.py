@@ -2,7 +2,7 @@
 
 `build` makes the parts that a run's settings name, `training_config` has the settings that all
 experiments share, `initialization` what a run takes over from another one, `progress` what is
-logged and shown, `flops` and `utilization` the work of a step.
+logged and shown, `utilization` the work of a step.
 """
 
 from experiments.harness.training.build import (
