@@ -280,7 +280,7 @@ def main(config: LanguageConfig) -> None:
     """Prepares the run's text and describes it."""
     with distributed.joined(config):
         config = with_pretrained_sizes(config)
-        folder = run_folder.open_run(
+        folder = run_folder.open_folder(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         ).folder
         print(describe(prepare(config, folder)))

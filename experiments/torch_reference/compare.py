@@ -80,7 +80,7 @@ def presets() -> dict[str, CompareConfig]:
 def main(config: CompareConfig) -> None:
     """Prints the comparison; writes comparison.json."""
     torch = optional_dependencies.load("torch")
-    folder = run_folder.open_run(config.runs, "torch_reference", config.name, config).folder
+    folder = run_folder.open_folder(config.runs, "torch_reference", config.name, config).folder
     prepared = prepare(config, folder)
     print(describe(prepared))
     config = replace(config, model=without_dropout(prepared.model))

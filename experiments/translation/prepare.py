@@ -224,7 +224,7 @@ def main(config: TranslationConfig) -> None:
     """Prepares the run's text and describes it."""
     with distributed.joined(config):
         config = with_parent(config)
-        folder = run_folder.open_run(
+        folder = run_folder.open_folder(
             config.runs, "translation", config.name, config, may_differ=config.free_fields()
         ).folder
         print(describe(prepare(config, folder)))

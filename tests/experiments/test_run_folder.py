@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.runs import run_files, run_folder
-from experiments.harness.runs.run_folder import Run, load_config, open_run
+from experiments.harness.runs.run_folder import Run, load_config, open_folder
 from jaxformer.config import TransformerConfig, to_plain
 from jaxformer.errors import ConfigError, DataError
 from tests.experiments.events import events
@@ -42,7 +42,7 @@ CONFIG = Train(schedule=Cosine(final=0.25), out=Path("a/b"))
 
 
 def opened(root, config=CONFIG, **options):
-    return open_run(root, "translation", "tiny", config, **options)
+    return open_folder(root, "translation", "tiny", config, **options)
 
 
 def environment_of(folder):
@@ -90,7 +90,7 @@ def test_the_commit_of_a_copied_script_is_written_down_beside_that_of_the_librar
     environments = []
     for file in (str(script), run_folder.__file__):
         monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
-        folder = open_run(tmp_path / "runs", "translation", "tiny", CONFIG).folder
+        folder = open_folder(tmp_path / "runs", "translation", "tiny", CONFIG).folder
         environments.append(environment_of(folder))
     copied, own = environments
     assert (copied["script_git_commit"], copied["script_git_changed"]) == (head.strip(), True)
@@ -146,9 +146,9 @@ def test_a_run_without_a_checkpoint_takes_another_config(tmp_path):
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "/x", ".x", "a b", "x\0", "-x"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
     with pytest.raises(ConfigError, match="cannot name a folder"):
-        open_run(tmp_path, "translation", name, CONFIG)
+        open_folder(tmp_path, "translation", name, CONFIG)
     with pytest.raises(ConfigError, match="cannot name a folder"):
-        open_run(tmp_path, name, "tiny", CONFIG)
+        open_folder(tmp_path, name, "tiny", CONFIG)
     assert not list(tmp_path.iterdir())
 
 

@@ -149,7 +149,7 @@ def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
     assert list(PRESETS) == [*names.split(), "wmt14_base_marian", "wmt14_big"]
     for name, preset in PRESETS.items():
         assert preset.name == name
-        run = run_folder.open_run(tmp_path, "translation", name, preset)
+        run = run_folder.open_folder(tmp_path, "translation", name, preset)
         assert run_folder.load_config(run.folder, TranslationConfig) == preset
 
 

@@ -87,7 +87,7 @@ def _asked(use: Callable, config: TranslationConfig, run: Path) -> tuple[int, st
 
 def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
     """The settings and text that a training starts from."""
-    opened = run_folder.open_run(
+    opened = run_folder.open_folder(
         config.runs, "translation", config.name, config, may_differ=config.free_fields()
     )
     prepared = prepare.prepare(config, run)

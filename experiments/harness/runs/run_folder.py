@@ -37,7 +37,7 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # a program depends on them
 
 
-def open_run(
+def open_folder(
     root: str | Path,
     experiment: str,
     name: str,

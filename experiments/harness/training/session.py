@@ -88,7 +88,7 @@ def open_run(
         stack.enter_context(display.opened())
         devices = choose_devices(config.strategy, config.mesh, setup.compiler_options)
         config = parent(config)
-        log = run_folder.open_run(
+        log = run_folder.open_folder(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
         build.DEVICE_CHECKS.clear()  # those of an earlier run in this process
