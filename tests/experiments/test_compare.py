@@ -59,12 +59,11 @@ def test_two_runs_are_tested_to_the_digit_as_sacrebleu_does(
     (difference,) = comparison.differences
     assert difference.warning.startswith("width=7 and width=13 have one seed, so the noise")
     systems = [(run.name, hypotheses(run)) for run in (runs[0], other)]
-    for kind, p_value in (("bs", difference.p_bootstrap), ("ar", difference.p_randomization)):
-        results = PairedTest(systems, {"": scorer(references=[text])}, None, kind)()[1][key]
-        assert results[1].p_value == p_value > 0.001
-        for result, group in zip(results, comparison.groups, strict=True):
-            assert result.score == pytest.approx(group.mean, abs=1e-9)
-            assert kind == "ar" or result.ci == pytest.approx(group.items, rel=1e-5)
+    results = PairedTest(systems, {"": scorer(references=[text])}, None, "bs")()[1][key]
+    assert results[1].p_value == difference.p_value > 0.001
+    for result, group in zip(results, comparison.groups, strict=True):
+        assert result.score == pytest.approx(group.mean, abs=1e-9)
+        assert result.ci == pytest.approx(group.items, rel=1e-5)
 
 
 def test_the_interval_of_one_run_is_that_of_its_scores(runs, text):
@@ -118,7 +117,7 @@ def test_runs_that_differ_in_the_seed_are_one_row_with_the_interval_of_student(
         assert group.mean == pytest.approx(np.mean(values))
         assert group.deviation == pytest.approx(abs(values[0] - values[1]) / math.sqrt(2))
         assert group.seeds == pytest.approx(12.7062047 * group.deviation / math.sqrt(2))
-        assert group.both > group.items > 0
+        assert group.items > 0
     assert compared.differences[0].value == compared.groups[1].mean - compared.groups[0].mean
 
 
@@ -130,8 +129,8 @@ def test_runs_of_the_same_seed_are_paired(compared, runs, tmp_path, text):
     assert difference.seeds == pytest.approx(12.7062047 * gaps.std(ddof=1) / math.sqrt(2))
     third = write_run(tmp_path / "third", worse(text, 0.42, 5), text, seed=5, width=11)
     (difference,) = compare_runs([*runs[:2], runs[2], third]).differences
-    assert not difference.paired and math.isnan(difference.p_randomization)
-    assert difference.p_bootstrap < 0.05
+    assert not difference.paired
+    assert difference.p_value < 0.05
 
 
 def test_intervals_have_the_size_that_theory_gives():
@@ -147,7 +146,7 @@ def test_intervals_have_the_size_that_theory_gives():
     assert half == pytest.approx(1.96 * 2.0 / math.sqrt(1009), rel=0.06)
 
 
-def test_the_tests_find_a_difference_that_is_there_and_none_that_is_not():
+def test_the_bootstrap_finds_a_difference_that_is_there_and_none_that_is_not():
     rng = np.random.default_rng(3)
     hard = rng.normal(0.0, 5.0, 409)  # how hard an item is for all runs
 
@@ -159,11 +158,8 @@ def test_the_tests_find_a_difference_that_is_there_and_none_that_is_not():
     base = systems(0.0)
     for gain, significant in ((0.0, False), (0.3, True)):
         other = systems(gain)
-        p_value = statistics.randomization_p_value(other, base, mean)
-        difference = statistics.score_runs(other, mean).mean()
-        difference -= statistics.score_runs(base, mean).mean()
+        difference = mean(other.sum(axis=1)).mean() - mean(base.sum(axis=1)).mean()
         drawn = (statistics.resampled_scores(runs, mean) for runs in (other, base))
-        assert (p_value < 0.01) == significant
         assert (statistics.bootstrap_p_value(*drawn, difference) < 0.01) == significant
 
 
@@ -173,9 +169,7 @@ def test_language_models_are_paired_over_batches_of_windows(tmp_path):
     a = write_language_run(tmp_path / "a", hard, tokens)
     b = write_language_run(tmp_path / "b", hard - 0.05 + rng.normal(0, 0.02, 31), tokens)
     comparison = compare_runs([a, b])
-    assert (
-        comparison.metric == "bits_per_byte" and comparison.differences[0].p_bootstrap == 1 / 1001
-    )
+    assert comparison.metric == "bits_per_byte" and comparison.differences[0].p_value == 1 / 1001
     assert (
         comparison.differences[0].items < comparison.groups[0].items / 5
     )  # the hard ones are so for both
@@ -193,7 +187,7 @@ def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
     a = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12, bytes=2_000)
     b = write_language_run(tmp_path / "b", [3.1] * 11, [67] * 11, bytes=2_000)
     comparison = compare_runs([a, b])
-    assert math.isnan(comparison.differences[0].p_bootstrap)
+    assert math.isnan(comparison.differences[0].p_value)
     with pytest.raises(DataError, match="different tokens.*give --metric bits_per_byte"):
         compare_runs([a, b], "loss")
     with pytest.raises(DataError, match="different tokens.*validation_loss cannot be compared"):
@@ -268,7 +262,7 @@ def test_every_format_has_all_numbers(compared, form):
     text = tables.render(compared, form)
     numbers = [f"{group.mean:.2f}" for group in compared.groups]
     numbers += [f"{compared.differences[0].value:.2f}"]
-    numbers += [f"{compared.differences[0].p_bootstrap:.4f}"]
+    numbers += [f"{compared.differences[0].p_value:.4f}"]
     assert all(number in text for number in numbers)
     assert form == "csv" or "tok:13a" in text.replace("\\", "")
     assert form != "terminal" or max(map(len, text.splitlines())) <= 80

@@ -209,7 +209,7 @@ def test_a_group_of_runs_has_one_colour_on_the_whole_page_and_the_best_stands_fi
         re.findall(r"var\((--c\d)", strip),
     )
     group = compared.groups[1]
-    widest = np.nanmax([group.seeds, group.items, group.both])
+    widest = np.nanmax([group.seeds, group.items])
     assert first == ("width=8", f"{statistics.rounded(group.mean, widest)}, best mean")
     assert list(dict.fromkeys(shown)) == ["--c1", "--c2", "--c0"], "the best is drawn first"
     assert "BLEU, higher is better" in strip

@@ -16,7 +16,6 @@ from experiments.harness.results.groups import (
     group_runs,
     read_scored,
 )
-from experiments.harness.results.statistics import Items
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")
@@ -34,8 +33,6 @@ class GroupScore(NamedTuple):
     """Over other seeds: Student's t."""
     items: float
     """Over other texts: bootstrap over the items of the test text."""
-    both: float
-    """Bootstrap over items and seeds."""
 
 
 class Difference(NamedTuple):
@@ -45,9 +42,8 @@ class Difference(NamedTuple):
     value: float
     seeds: float
     items: float
-    both: float
-    p_bootstrap: float
-    p_randomization: float
+    p_value: float
+    """Of the paired bootstrap over items."""
     paired: bool
     """True where both groups have the same seeds, so that runs of one seed are compared."""
     warning: str
@@ -101,9 +97,6 @@ def _scored(group: Group, metric: str) -> GroupScore:
         float(values.std(ddof=1)) if len(values) > 1 else _UNKNOWN,
         statistics.t_half_width(values),
         _UNKNOWN if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
-        _UNKNOWN
-        if resampled is None or len(runs) < 2
-        else statistics.percentile_half_width(statistics.over_runs(resampled)),
     )
 
 
@@ -116,22 +109,15 @@ def _difference(group: GroupScore, base: GroupScore) -> Difference:
         if paired
         else statistics.welch_half_width(values, base_values)
     )
-    items = both = p_bootstrap = p_randomization = _UNKNOWN
+    items = p_value = _UNKNOWN
     resampled = _resampled([*group.runs, *base.runs])
     if resampled is not None and value != 0.0:
         a, b = np.split(resampled, [len(group.runs)], axis=1)
         items = statistics.percentile_half_width(a.mean(axis=1) - b.mean(axis=1))
-        if min(len(values), len(base_values)) > 1:
-            drawn = statistics.over_runs(a) - statistics.over_runs(b, draw=0 if paired else 1)
-            both = statistics.percentile_half_width(drawn)
-        p_bootstrap = statistics.bootstrap_p_value(a, b, value)
-        if paired:
-            p_randomization = _randomized(group.runs, base.runs)
+        p_value = statistics.bootstrap_p_value(a, b, value)
     few = [each.name for each in (base, group) if len(each.runs) < 2]
     warning = _warning(value, seeds, items, few)
-    return Difference(
-        group.name, value, seeds, items, both, p_bootstrap, p_randomization, paired, warning
-    )
+    return Difference(group.name, value, seeds, items, p_value, paired, warning)
 
 
 def _warning(value: float, seeds: float, items: float, few: Sequence[str]) -> str:
@@ -146,27 +132,16 @@ def _warning(value: float, seeds: float, items: float, few: Sequence[str]) -> st
     return "lies within the noise of the test text" if abs(value) <= items else ""
 
 
-def _stacked(runs: Sequence[ScoredRun]) -> Items | None:
-    """The sums of all runs [runs, items, statistics]; None unless they have the same items."""
-    first = runs[0].items
-    alike = [run.items for run in runs if run.items is not None and first is not None]
-    if first is None or len(alike) < len(runs) or {x.shape for x in alike} != {first.shape}:
-        return None
-    stacked = np.stack(alike)
-    # The last of a language model's sums counts tokens: other batches have other counts.
-    ratio = stacked.shape[-1] == 2
-    return None if ratio and not np.allclose(stacked[..., 1], first[:, 1]) else stacked
-
-
 def _resampled(runs: Sequence[ScoredRun]) -> Float[np.ndarray, "resamples runs"] | None:
-    items, score = _stacked(runs), runs[0].score
-    return None if items is None or score is None else statistics.resampled_scores(items, score)
-
-
-def _randomized(runs: Sequence[ScoredRun], base: Sequence[ScoredRun]) -> float:
-    a, b, score = _stacked(runs), _stacked(base), runs[0].score
-    assert a is not None and b is not None and score is not None  # they have been resampled
-    return statistics.randomization_p_value(a, b, score)
+    """The scores of all runs on resampled texts; None unless they have the same items."""
+    first, score = runs[0].items, runs[0].score
+    items = [run.items for run in runs if run.items is not None]
+    if first is None or score is None or [x.shape for x in items] != [first.shape] * len(runs):
+        return None
+    # The last of a language model's sums counts tokens: other batches have other counts.
+    if first.shape[1] == 2 and not all(np.allclose(x[:, 1], first[:, 1]) for x in items):
+        return None
+    return statistics.resampled_scores(np.stack(items), score)
 
 
 def _check_texts(runs: Sequence[ScoredRun], metric: str) -> None:

@@ -135,7 +135,7 @@ def _compared(comparison: Comparison, groups: Sequence[Group], styles: Styles) -
         group.name: Interval(
             group.name,
             [run.value for run in group.runs],
-            float(np.fmax.reduce([group.seeds, group.items, group.both])),
+            float(np.fmax.reduce([group.seeds, group.items])),
         )
         for group in comparison.groups
     }

@@ -47,16 +47,16 @@ def write(table: Table, form: Format = "terminal") -> str:
 def group_table(comparison: Comparison) -> Table:
     """A row for each group."""
     digits = _digits(comparison)
-    titles = comparison.metric, "n", "mean", "sd", "seeds", "items", "both"
+    titles = comparison.metric, "n", "mean", "sd", "seeds", "items"
     return Table(titles, [_group_row(group, digits) for group in comparison.groups])
 
 
 def difference_table(comparison: Comparison) -> Table:
     """A row for each group but the baseline."""
     digits = _digits(comparison)
-    titles = f"minus {comparison.groups[0].name}", "difference", "seeds", "items", "both"
+    titles = f"minus {comparison.groups[0].name}", "difference", "seeds", "items", "p"
     rows = [_difference_row(difference, digits) for difference in comparison.differences]
-    return Table((*titles, "p bs", "p ar"), rows)
+    return Table(titles, rows)
 
 
 def by_length(comparison: Comparison, longest: Sequence[int]) -> Table:
@@ -112,13 +112,12 @@ def describe(comparison: Comparison) -> list[str]:
     lines = [f"{comparison.text} text{items}, SHA-256 {first.digest[:12] or 'unknown'}"]
     lines += [comparison.signature] if comparison.signature else []
     lines += [
-        "n: seeds; sd: deviation of the seeds; seeds, items, both: halves of 95 % intervals over "
-        f"other seeds (t), test items (bootstrap, {statistics.RESAMPLES:,}), and both"
+        "n: seeds; sd: deviation of the seeds; seeds, items: halves of 95 % intervals over other "
+        f"seeds (t) and test items (bootstrap, {statistics.RESAMPLES:,})"
     ]
     if comparison.differences:
         lines += [
-            f"p: paired bootstrap ({statistics.RESAMPLES:,}) and approximate randomisation "
-            f"({statistics.TRIALS:,}) over items, seed {statistics.SEED}"
+            f"p: paired bootstrap ({statistics.RESAMPLES:,}) over items, seed {statistics.SEED}"
         ]
     return lines
 
@@ -151,17 +150,15 @@ def _digits(comparison: Comparison) -> int:
 
 
 def _group_row(group: GroupScore, digits: int) -> list[str]:
-    halves = (_number(x, digits, "±") for x in (group.seeds, group.items, group.both))
+    halves = (_number(x, digits, "±") for x in (group.seeds, group.items))
     mean, deviation = _number(group.mean, digits), _number(group.deviation, digits)
     return [group.name, str(len(group.runs)), mean, deviation, *halves]
 
 
 def _difference_row(difference: Difference, digits: int) -> list[str]:
-    intervals = difference.seeds, difference.items, difference.both
-    halves = (_number(x, digits, "±") for x in intervals)
-    p_values = (_number(p, 4) for p in (difference.p_bootstrap, difference.p_randomization))
-    sign = "+" if difference.value > 0 else ""
-    return [difference.name, _number(difference.value, digits, sign), *halves, *p_values]
+    halves = (_number(x, digits, "±") for x in (difference.seeds, difference.items))
+    value = _number(difference.value, digits, "+" if difference.value > 0 else "")
+    return [difference.name, value, *halves, _number(difference.p_value, 4)]
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:
