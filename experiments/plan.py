@@ -1,7 +1,7 @@
 """Memory and time of a training: `python -m experiments.plan EXPERIMENT --preset NAME`.
 
 EXPERIMENT is translation, language_modelling, or the module of your own train.py. Compiles the
-step, validation and decoding without text, weights or devices. The options are those of its train,
+step, validation and decoding without text, weights or devices. It has the options of its train,
 and --target h100x8 or v5e:4x4. --compiler cpu estimates; tpu and cuda are the targets' own.
 """
 

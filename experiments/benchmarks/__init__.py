@@ -1,1 +1,1 @@
-"""Benchmarks: the time of this library beside its peers, in the same run."""
+"""Benchmarks: the time of this library next to its peers, in the same run."""

@@ -1,4 +1,4 @@
-"""Times the attention functions beside PyTorch's: `python -m experiments.benchmarks.attention`.
+"""Times the attention functions next to PyTorch's: `python -m experiments.benchmarks.attention`.
 
 Causal attention, forward and backward, at several lengths, in float32 on a CPU or, with --preset
 gpu, in bfloat16 on a GPU. Prints a table for each length and writes RUNS/benchmarks/NAME.json.

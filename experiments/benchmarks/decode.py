@@ -1,4 +1,4 @@
-"""Times beam search beside its peers: `python -m experiments.benchmarks.decode`.
+"""Times beam search next to its peers: `python -m experiments.benchmarks.decode`.
 
 The peers are transformers and CTranslate2. All read the same Marian model with random weights. A
 bias on the logits forbids EOS and padding, so that every text has the full length and all do the
@@ -90,7 +90,7 @@ class DecodeOptions(TimingConfig):
     work: DecodeWork = DecodeWork()
     """The model and the texts."""
     device: Literal["cpu", "gpu"] = "cpu"
-    """cpu: in float32 and int8, beside transformers too; gpu: in bfloat16 and float16."""
+    """cpu: float32 and int8, with transformers as a peer too; gpu: bfloat16 and float16."""
 
 
 PRESETS = {

@@ -85,7 +85,7 @@ class DeviceOptions(DeviceChoice):
     collective_mb: Positive = 64.0
     """Megabytes on each device of the collectives that are timed."""
     work: StepWork = replace(GPT2_WORK, model=replace(GPT2_WORK.model, scan_layers=True))
-    """The training step, of blocks compiled once; its batch is that of each part of the mesh."""
+    """The training step, of blocks compiled once; its batch is for each part of the mesh."""
     decoding: GenerateWork = GenerateWork(model=with_fields(GPT2_WORK.model, {"max_len": 256}))
     """The generation, on one device."""
     repetitions: Count = 10

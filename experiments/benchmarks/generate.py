@@ -1,4 +1,4 @@
-"""Times text generation beside PyTorch: `python -m experiments.benchmarks.generate`.
+"""Times text generation next to PyTorch: `python -m experiments.benchmarks.generate`.
 
 A GPT continues random prompts with a cache: one compiled program, and a loop over the layers of
 the PyTorch reference model. Both have the same weights. Prints a table for each batch size and

@@ -52,7 +52,7 @@ ALONE: dict[str, Any] = {
 class Case(NamedTuple):
     """A case to measure: `run()` starts the work once, and `wait(result)` waits for its end.
 
-    `metadata` is reported. "tokens" and "flops" are those of one `run()`.
+    `metadata` is reported. "tokens" and "flops" count one `run()`.
     """
 
     run: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""Times a training step beside PyTorch's: `python -m experiments.benchmarks.train --preset NAME`.
+"""Times a training step next to PyTorch's: `python -m experiments.benchmarks.train --preset NAME`.
 
 The peers are the PyTorch reference model and, of a GPT with `--nanogpt FOLDER`, nanoGPT's model
 in a checkout, eager and compiled. The larger presets are for one accelerator, with attention
@@ -109,7 +109,7 @@ class StepWork(Checked):
         return replace(preset, model=self.model, data=data, optimizer=optimizer, training=training)
 
     def random_batch(self, rng: np.random.Generator) -> StreamBatch | PairBatch:
-        """A batch of random tokens; those of a translator are words, and EOS at the end."""
+        """A batch of random tokens; a translator's are words, and EOS at the end."""
         rows, first = self.batch_size, UNK + 1 if self.translates else 0  # no special token
 
         def random_tokens(length: int) -> np.ndarray:
@@ -142,7 +142,7 @@ class StepOptions(TimingConfig):
     work: StepWork = StepWork()
     """The model and the batch."""
     attention_fns: tuple[str, ...] = ()
-    """jaxformer's attention functions, a case each, without peers; none: that of `work`."""
+    """jaxformer's attention functions, a case each, without peers; none: `work.attention_fn`."""
     nanogpt: Path | None = None
     """Folder of a checkout of nanoGPT. None: nanoGPT is not measured."""
 

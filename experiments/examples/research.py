@@ -197,7 +197,7 @@ def exported_step(model: jf.DecoderOnly, params: Any, rows: int, max_length: int
 def sharded_steps(
     loss: Loss, optimizer: optax.GradientTransformation
 ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The step by `jax.shard_map` and by `jax.pmap`, over all devices, equal to that of `jax.jit`.
+    """The step by `jax.shard_map` and by `jax.pmap`, over all devices, equal to `jax.jit`'s.
 
     The first takes a batch [B, ...], the second [devices, B / devices, ...].
     """

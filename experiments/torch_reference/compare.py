@@ -88,7 +88,7 @@ def main(config: CompareConfig) -> None:
     batches = [prepared.batches.batch(number) for number in range(config.steps)]
     make_state, step = make_init_and_step(config, model, batches[0], devices)
     state = devices.init(make_state)
-    params = jax.tree.map(np.array, state.params)  # a step donates those of the state
+    params = jax.tree.map(np.array, state.params)  # a step donates its state
     same_weights = agreement(config, model, params, batches[0])
     training = trajectory(config, step, lambda: devices.init(make_state), batches, params)
     numbers = {

@@ -1,6 +1,6 @@
 """`torch.nn.Transformer` made of our modules, and its weight map.
 
-The maps of its layers are those of `jaxformer.pretrained.torch_layers`.
+`jaxformer.pretrained.torch_layers` has the maps of its layers.
 """
 
 import re

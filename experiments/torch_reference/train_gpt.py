@@ -1,6 +1,6 @@
 """Trains a GPT in PyTorch: `python -m experiments.torch_reference.train_gpt --preset NAME`.
 
-All but the step is that of `experiments.language_modelling.train`.
+`experiments.language_modelling.train` with another step.
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
 """Trains a Transformer in PyTorch: `python -m experiments.torch_reference.train_translation`.
 
-All but the step is that of `experiments.translation.train`.
+`experiments.translation.train` with another step.
 """
 
 from typing import Any

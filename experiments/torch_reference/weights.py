@@ -1,7 +1,7 @@
 """Weights as jaxformer's parameters and as torch's state dicts, in both directions by one map.
 
-A weight map is that of `jaxformer.pretrained.weight_map`: torch's name and jaxformer's paths of
-each array. `weight_map_of` has that of the reference `Transformer` and `GPT`. All arrays are
+A weight map (`jaxformer.pretrained.weight_map`) has torch's name and jaxformer's paths of each
+array; `weight_map_of` makes it for the reference `Transformer` and `GPT`. All arrays are
 numpy's: a state dict is {name: array}.
 """
 

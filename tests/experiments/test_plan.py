@@ -47,7 +47,7 @@ TRANSLATION = f"{TINY} --model.num_encoder_layers 1 --data.batch_tokens 400"
 
 
 def program(name="step", arguments=13_000, temporary=40_000):
-    """A program that needs so many bytes."""
+    """A program that needs this memory in bytes."""
     return PlannedProgram(name, arguments, 500, temporary)
 
 

@@ -161,7 +161,7 @@ def test_logits_loss_and_gradients_are_the_references_and_weights_come_back(
 
 
 def test_ten_updates_are_the_references(random_params, assert_equal):
-    """Of the GPT: those of the Transformer are what the comparison below compares."""
+    """With the GPT; the comparison below has the Transformer's."""
     side, learning = SIDES["gpt"], replace(LEARNING, grad_clip_norm=1.0, weight_decay=0.1)
     model, params, reference = side.pair(random_params, side.config)
     trainer = Trainer(reference, learning)

@@ -32,8 +32,8 @@ class PlannedTraining(NamedTuple):
     """The training of an experiment, as functions of its configuration.
 
     `prepare(config)` completes it with the sizes of a parent run or a pretrained folder.
-    `batch(config)` is a batch of zeros with the largest shape, `cost(config)` the cost of a step on
-    it. `build_model(config)` is the model, `make_step` that of the task.
+    `batch(config)` is a batch of the largest shape, `cost(config)` the cost of a step on it.
+    `build_model(config)` is the model, `make_step` makes its first state and its step.
     `others(config, model, devices, params)` are functions that lower the other programs of a run,
     by name.
     """
@@ -88,7 +88,7 @@ class RunPlan(NamedTuple):
 
 
 def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> RunPlan:
-    """Plans the run of `config` for `devices`, or estimates it on those of this process's CPU.
+    """Plans the run of `config` for `devices`, or estimates it on this process's CPU.
 
     Raises `ConfigError` where the devices do not divide the rows or the parameters.
     """
@@ -109,8 +109,8 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
         for name, lower in (lower_step | others).items():
             calls.clear()
             lowered, attention = lower(), list(calls)
-            # The arguments of the step are the whole state, those of the others its parameters.
-            besides = 0 if name == "step" else held - bytes_per_device(params)
+            # The arguments of the step are the whole state, the other programs take its parameters.
+            rest = 0 if name == "step" else held - bytes_per_device(params)
             share = TPU_SHARE if devices is None and name == "step" else 1.0
             try:
                 compiled = lowered.compile(CPU_OPTIONS if devices is None else None)
@@ -124,7 +124,7 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
             counted: Any = compiled.memory_analysis()
             yield PlannedProgram(
                 name,
-                besides + counted.argument_size_in_bytes,
+                rest + counted.argument_size_in_bytes,
                 counted.output_size_in_bytes - counted.alias_size_in_bytes,
                 int(share * counted.temp_size_in_bytes),
                 attention,

@@ -45,7 +45,7 @@ class Collective(NamedTuple):
     """Communication of one kind among groups of `devices`, which a step does `times`.
 
     `bytes` is what one of them takes or returns on a device, whichever is more. An `asynchronous`
-    one runs beside kernels: between a start and an end, or in steps fused with them.
+    one runs while kernels compute: between a start and an end, or in steps fused with them.
     """
 
     kind: str

@@ -89,7 +89,7 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> list[str]:
-        """The computations that it calls or fuses, those of a loop excepted."""
+        """The computations that it calls or fuses, without the body of a loop."""
         groups = (group.split(",") for group in _CALLED.findall(self.text))
         return [name.strip(" %{}") for names in groups for name in names]
 

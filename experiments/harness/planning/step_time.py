@@ -5,8 +5,8 @@ kernels (flash attention), collectives and sorts, of which sorts are not counted
 
 - Attention takes the time of its FLOPs at the peak of the matrix units, which is a lower bound.
 - A collective sends its bytes around a ring at the rate of one axis of the chip's links.
-  Asynchronous ones run beside the kernels and count only where they take longer than these.
-- What goes to other slices takes a chip's share of the network, and nothing runs beside it.
+  Asynchronous ones run while kernels compute, and count only where they take longer than these.
+- What goes to other slices takes a chip's share of the network, and nothing runs at the same time.
 
 No figure of this model has been compared with a TPU. Waiting for memory is not in it.
 """
@@ -30,7 +30,7 @@ _BACKWARD = 2.5
 class StepTime(NamedTuple):
     """Seconds of a step: of the compiler's kernels, and modelled ones of all else.
 
-    `cycles` are those of the compiler's kernels. `between_slices` is the time of the network.
+    `cycles` sums the compiler's kernels. `between_slices` is the time of the network.
     """
 
     cycles: int
