@@ -58,8 +58,8 @@ def batch_losses(
     """
     config, task = loaded.config, objective(loaded.config)
     chunk = config.training.loss_chunk
-    stride = stride or config.data.seq_len
-    batches = task.iterate_once(text.tokens, loaded.tokenizer, config, stride)
+    apart: int = stride or config.data.seq_len
+    batches = task.iterate_once(text.tokens, loaded.tokenizer, config, apart)
     return list(build.batch_sums(task.measure, loaded, batches, loss_chunk=chunk))
 
 

@@ -32,7 +32,7 @@ from experiments.translation.corpus import (
     read_files,
     read_known_words,
 )
-from experiments.translation.load_run import load_run
+from experiments.translation.load_run import load_run, search_of
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
@@ -154,7 +154,7 @@ def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
 
 def without_too_long(loaded: Loaded, lines: list[str]) -> tuple[list[str], list[int]]:
     """`lines` with the too long ones made blank, and the numbers of those, from 1."""
-    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *loaded.settings))
+    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *search_of(loaded)))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 
@@ -303,7 +303,7 @@ def main(options: EvaluateOptions) -> None:
     if options.forced:
         _print_forced(loaded, text, options)
         return
-    search, translation = loaded.settings
+    search, translation = search_of(loaded)
     language = options.language or options.target_language or ""
     if loaded.config is not None and not language:
         language = loaded.config.data.target_language
@@ -346,7 +346,7 @@ def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
     tokenizers = loaded.tokenizer, loaded.target_tokenizer
     for name, lines, tokenizer in zip(names, text, tokenizers, strict=True):
-        long = find_too_long(loaded.model, lines, tokenizer, *loaded.settings)
+        long = find_too_long(loaded.model, lines, tokenizer, *search_of(loaded))
         if long:
             limit = loaded.model.config.max_len
             raise DataError(

@@ -23,8 +23,8 @@ from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import Text, fingerprint, open_corpus
 from experiments.translation.evaluate import chosen_samples, score_summaries, write_samples
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
+from experiments.translation.load_run import search_of
 from jaxformer.config import dotted_fields, with_fields
-from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -120,7 +120,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         raise ConfigError(f"{config.init_from} holds a {name}, which does not translate")
     if loaded.tokenizer is None:
         raise ConfigError(f"{config.init_from} has no tokenizer.json: write one there")
-    search, translation = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
+    search, translation = search_of(loaded)
     search = replace(search, beam_size=config.task.beam_size or search.beam_size)
     kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
     sizes = with_fields(model.config, kept)
@@ -159,7 +159,7 @@ def encode(config: FinetuneConfig, loaded: Loaded, text: Text) -> PairBatch:
 
     Each side has the ids before and after it that the model's search uses, also where it is cut.
     """
-    search, settings = with_target_language(loaded.target_tokenizer, *loaded.settings)
+    search, settings = with_target_language(loaded.target_tokenizer, *search_of(loaded))
     limit, task = loaded.model.config.max_len, config.task
     first = first_ids(loaded.tokenizer)
     if search.forced_bos is not None:
@@ -183,7 +183,7 @@ def score(config: FinetuneConfig, loaded: Loaded, text: Text) -> tuple[dict[str,
     """The scores of what the model makes of the sources, and its texts; a long source is cut."""
     limit = min(config.task.source_len, loaded.model.config.max_len)
     tokenizer = loaded.tokenizer
-    ids = source_ids(text.source, tokenizer, *loaded.settings)
+    ids = source_ids(text.source, tokenizer, *search_of(loaded))
     lines = [
         line if len(row) <= limit else tokenizer.decode(row[: limit - 1])
         for line, row in zip(text.source, ids, strict=True)

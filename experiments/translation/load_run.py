@@ -37,7 +37,12 @@ def load_run(
             f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
             "a fast tokenizer of transformers"
         )
-    own = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
-    search, translation = decoding.settings(*own)
+    search, translation = decoding.settings(*search_of(loaded))
     search = replace(search, beam_size=max(search.beam_size, n_best))
     return replace(loaded, settings=(search, translation))
+
+
+def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
+    """The search for translations that the `settings` of a model say."""
+    search, options = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
+    return search, options

@@ -9,7 +9,7 @@ from experiments.harness.results.attention_views import AttentionView, label, re
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.translation.evaluate import read_samples, without_too_long
-from experiments.translation.load_run import load_run
+from experiments.translation.load_run import load_run, search_of
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources, translate
 from jaxformer.pretrained import Loaded, is_pretrained
@@ -40,9 +40,9 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
 
 def attend(loaded: Loaded, text: str) -> tuple[str, list[AttentionView]]:
     """The best translation of `text`, and its attention: cross, of the encoder, of the decoder."""
-    (source,) = encode_sources(loaded.model, [text], loaded.tokenizer, *loaded.settings)
+    (source,) = encode_sources(loaded.model, [text], loaded.tokenizer, *search_of(loaded))
     best = translate(loaded, text, details=True)[0]
-    inputs = np.array([source]), np.array([[loaded.settings[1].bos, *best.ids[:-1]]])
+    inputs = np.array([source]), np.array([[search_of(loaded)[1].bos, *best.ids[:-1]]])
     weights = read_weights(loaded.model, loaded.params, *inputs)
     read = [label(loaded.tokenizer, i) for i in source]
     given = [label(loaded.target_tokenizer, i) for i in inputs[1][0].tolist()]

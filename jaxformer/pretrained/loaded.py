@@ -42,10 +42,10 @@ class Loaded:
     """The model, perhaps as `Ensemble` or `Patched`."""
     params: Any
     """Its parameters in nested dicts; numpy arrays where they are read from a folder."""
-    tokenizer: Tokenizer | None = None
-    """The tokenizer of the (source) text; None where the folder has none."""
-    target_tokenizer: Tokenizer | None = None
-    """The tokenizer of the target text; None: that of the source."""
+    tokenizer: Tokenizer = None  # type: ignore[assignment]
+    """The tokenizer of the (source) text; None, against its type, where the folder has none."""
+    target_tokenizer: Tokenizer = None  # type: ignore[assignment]
+    """The tokenizer of the target text; None, against its type: that of the source."""
     settings: tuple[Setting, ...] | Callable[[tuple[type, ...]], tuple[Setting, ...]] = ()
     """The defaults of the pipelines, or a function that reads those of some classes when they are
     needed: a folder whose settings are not supported can still be loaded."""

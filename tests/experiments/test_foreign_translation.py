@@ -23,7 +23,7 @@ from jaxformer.config import (
     Relative,
     TransformerConfig,
 )
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pipelines import encode_sources, score_pairs, translate, translate_ids
 from jaxformer.pretrained import load_generation_config
@@ -181,14 +181,6 @@ def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
     by_option = load_run(folder, decoding=DecodingOptions(beam_size=5))
     by_count = load_run(folder, n_best=4)
     assert [loaded.settings[0].beam_size for loaded in (by_option, by_count)] == [5, 4]
-
-
-def test_a_line_that_is_too_long_for_the_folders_model_is_named(folder, tmp_path):
-    (tmp_path / "in").write_text("a\n" + "b " * 12 + "\n")
-    files = {"input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
-    with pytest.raises(DataError, match="1 of the lines have more than the model's max_len=12"):
-        command.main(command.TranslateOptions(run=str(folder), **files))
-    assert (tmp_path / "out").read_text().count("\n") == 2
 
 
 def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(

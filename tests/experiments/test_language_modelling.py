@@ -28,7 +28,6 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.data import open_tokens, write_tokens
-from jaxformer.training.optimizer import make_schedule
 from tests.experiments.commands import call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, changed
 from tests.experiments.trained_runs import copied, loaded_once
@@ -85,13 +84,6 @@ def test_the_metrics_hold_the_validation_loss_in_nats_and_bits_per_byte(run):
     for line in judged:
         bits = line["validation_loss"] * tokens / (size * math.log(2))
         assert math.isclose(line["validation_bits_per_byte"], bits, rel_tol=1e-6)
-
-
-def test_the_metrics_hold_the_learning_rate_of_the_schedule(run):
-    schedule = jax.jit(make_schedule(run.config.optimizer))
-    rates = {x["step"]: x["learning_rate"] for x in metrics_of(run.folder, "loss")}
-    assert rates == pytest.approx({step: float(schedule(step - 1)) for step in rates}, rel=1e-6)
-    assert rates[1] < rates[3], "the warm-up has three updates"
 
 
 def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
@@ -396,12 +388,6 @@ def test_a_text_that_cannot_be_trained_on_or_judged_by_is_refused(
     config = changed(fresh, **changes | {f"data__{part}": (str(path),)})
     with pytest.raises(DataError, match=re.escape(said)):
         prepare.prepare(config, tmp_path / "run")
-
-
-def test_a_file_to_measure_that_is_no_text_is_named(run, tmp_path):
-    path = tmp_path / "odd.txt"
-    path.write_bytes(b"sun\nK\xe4se\n")
-    refused(call(evaluate, {"--run": run.folder, "--files": path}), 65, f"{path}:2: ")
 
 
 @pytest.mark.parametrize(

@@ -44,15 +44,6 @@ def test_the_parts_are_sorted_share_no_file_and_have_the_sizes_they_should(parts
         assert names == sorted(names)
 
 
-def test_the_text_is_utf8_source_without_test_suites_tables_and_optional_parts(parts):
-    for path in [path for part in PARTS for path in parts[part]]:
-        assert path.suffix == ".py"
-        path.read_bytes().decode("utf-8")
-        words = set(path.relative_to(stdlib.root()).parts)
-        assert not words & {"test", "tests", "site-packages", "encodings", "pydoc_data"}, path
-        assert not words & {"tkinter", "idlelib", "ensurepip", "lib2to3", "distutils"}, path
-
-
 def test_what_is_installed_beside_the_library_is_left_out(tmp_path, monkeypatch):
     make_library(
         tmp_path,

@@ -271,11 +271,6 @@ def test_a_folder_without_a_trained_run_is_refused(run, tmp_path):
     refuses(tmp_path, CheckpointError, f"{tmp_path} has no complete checkpoint: train first")
 
 
-@pytest.mark.parametrize("command", [translate, evaluate, export])
-def test_a_command_of_a_folder_that_is_not_there_ends_with_code_2(command, tmp_path):
-    refused(call(command, {"--run": tmp_path / "none"}), 2, "none is not a folder: give one with")
-
-
 def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, pairs):
     found = load_run.load_run(run.folder, RunOptions(step=3)).params
     stored = Checkpoints(run.folder / "checkpoints").restore_params(3)

@@ -140,7 +140,8 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
     A run with a checkpoint of its own goes on from that instead. Raises `ConfigError` for
     parameters of other shapes, and as `_continued` does.
     """
-    config, parent, steps = run.config, parent_of(run.config), []
+    config, parent = run.config, parent_of(run.config)
+    steps: list[int] = []
     option = "continue_from" if config.continue_from else "init_from"
     source = getattr(config, option)
     if not source or run.checkpoints.steps():

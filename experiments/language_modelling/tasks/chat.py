@@ -86,8 +86,8 @@ def encode(
         check_messages(contents, tokenizer, f"conversation {number}: ")
     texts = [facts.answers(messages) for messages in items]
     special = all_special_ids(tokenizer.library_tokenizer)
-    answers = [text[start:end] for text, spans in texts for start, end in spans]
-    if not any(name in answer for answer in answers for name in special):
+    written = [text[start:end] for text, spans in texts for start, end in spans]
+    if not any(name in answer for answer in written for name in special):
         raise ConfigError(
             "the chat template ends no answer with a special token, so a model would never learn "
             "to stop: write eos_token after each message, or start from a model that has one"
