@@ -1,5 +1,7 @@
 """All exceptions that the package raises by name, and what their messages need."""
 
+from collections.abc import Sequence
+
 
 class ConfigError(ValueError):
     """A setting is unknown, out of range, or contradicts another.
@@ -60,6 +62,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     signs = ("resource_exhausted", "out of memory", "ynnpack operation failed")
     is_of_jax = type(error).__name__ == "JaxRuntimeError"  # errors are raised without JAX, too
     return is_of_jax and any(sign in str(error).lower() for sign in signs)
+
+
+def listed(reasons: Sequence[str], most: int = 5) -> str:
+    """The first `most` of `reasons` for a message; the others are counted."""
+    more = f"; and {len(reasons) - most} more" if len(reasons) > most else ""
+    return "; ".join(reasons[:most]) + more
 
 
 def shorten(text: str, width: int = 80) -> str:

@@ -321,7 +321,7 @@ def length_and_sum(path: Path) -> tuple[int, int]:
 
 @contextmanager
 def written_here(folder: Path) -> Iterator[Path]:
-    """Yields a local folder whose files are in `folder` when the block ends: `folder`, if local."""
+    """A local folder to write to. For a bucket, its files are uploaded at the end."""
     folder.mkdir(parents=True, exist_ok=True)
     if not is_in_bucket(folder):
         yield folder

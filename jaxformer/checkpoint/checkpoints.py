@@ -21,14 +21,13 @@ from jaxformer.checkpoint import manifest
 from jaxformer.checkpoint.leaves import as_given, restore_args, storable, stored_shape
 from jaxformer.checkpoint.lock import Lock, lock
 from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
-from jaxformer.checkpoint.steps import StepFolders, by_the_first
+from jaxformer.checkpoint.steps import StepFolders, on_process_zero
 from jaxformer.distributed.processes import agreed
-from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.errors import CheckpointError, ConfigError, listed
 from jaxformer.training.lora import merge_adapters
 
 _FULL = os.strerror(errno.ENOSPC)
 _SAVE, _SAVED, _NO_ROOM = range(3)
-_NAMED = 5  # an error names so many leaves and counts the rest
 
 
 class Checkpoints:
@@ -92,7 +91,7 @@ class Checkpoints:
             raise CheckpointError(f"metadata must be JSON, use plain values: {error}") from error
         self._open()
         self.wait()
-        decision = by_the_first(lambda: self._decide(step, state))
+        decision = on_process_zero(lambda: self._decide(step, state))
         if decision == _SAVED:
             return
         self._steps.forget(step)
@@ -190,15 +189,14 @@ class Checkpoints:
         Raises `CheckpointError` before anything is loaded, with the names of the leaves, if one is
         missing, is not expected, or has another shape or dtype.
         """
-        step = by_the_first(lambda: self._verified_step(step))
+        step = on_process_zero(lambda: self._verified_step(step))
         target = jax.tree.map(stored_shape, abstract_state)
         saved = manifest.read(self._steps.path(step))
         wrong = manifest.differences(saved.leaves, manifest.describe(target))
         if wrong:
-            more = f"; and {len(wrong) - _NAMED} more" if len(wrong) > _NAMED else ""
             raise CheckpointError(
                 f"{self._steps.path(step)} does not fit this model and optimizer: "
-                f"{'; '.join(wrong[:_NAMED])}{more}. Use the settings that it was trained with"
+                f"{listed(wrong)}. Use the settings that it was trained with"
             )
         path = self._steps.path(step) / "state"
         request = ocp.args.PyTreeRestore(
@@ -256,7 +254,7 @@ class Checkpoints:
         if self._writer is not None:
             return
         try:
-            self._steps.skip_newer(by_the_first(begin) - 1)
+            self._steps.skip_newer(on_process_zero(begin) - 1)
         except BaseException:
             self._release()
             raise

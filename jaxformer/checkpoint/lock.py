@@ -33,7 +33,7 @@ class Lock(AbstractContextManager):
 
 
 class FileLock(Lock):
-    """A lock of the operating system, which takes it from nobody.
+    """An operating-system lock. It is never taken over.
 
     Where the system or the file system has no locks, nothing is locked.
     """

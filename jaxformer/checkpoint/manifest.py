@@ -148,7 +148,7 @@ def check(folder: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """A file that a disk does not give back is damaged; a bucket that cannot be reached is not."""
+    """Turns a failed local read into `CheckpointError`; a bucket's stay as they are."""
     try:
         yield
     except OSError as error:

@@ -53,7 +53,7 @@ def stored_arrays(state: Path, tree: str) -> Any:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Within it, what a library raises for a damaged file at `path` is a `CheckpointError`."""
+    """Converts errors of orbax and tensorstore about `path` to `CheckpointError`."""
     try:
         yield
     except (ValueError, OSError, LookupError, TypeError) as error:

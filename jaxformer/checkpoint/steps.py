@@ -1,6 +1,6 @@
 """The steps of a run: which are committed and intact, and which is removed.
 
-Of several processes the first one decides, and the others learn what it has decided.
+Process 0 decides; the others receive the decision.
 """
 
 import warnings
@@ -180,8 +180,8 @@ def _committed(folders: Folders) -> list[int]:
     return [step for step, files in _numbered(folders).items() if manifest.NAME in files]
 
 
-def by_the_first(decide: Callable[[], int]) -> int:
-    """The number >= 0 that `decide()` returns on the first process; if it raises, all raise."""
+def on_process_zero(decide: Callable[[], int]) -> int:
+    """The number >= 0 that `decide()` returns on process 0; if it raises, all processes raise."""
     decision, refused = -1, None
     if jax.process_index() == 0:
         try:

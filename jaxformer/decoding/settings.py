@@ -74,9 +74,8 @@ class SearchConfig(LogitsConfig):
     renormalize_logits: bool = False
     """Normalize the probabilities again after all logits processors."""
     extra_candidates: Natural = 0
-    """Further candidates per hypothesis and step; greedy search has none.
-
-    Those that did not end replace hypotheses that ended. transformers has one for each EOS id.
+    """Candidates kept beyond beam_size, per hypothesis, so that the beam stays full when hypotheses
+    end; greedy search has none. transformers: the number of EOS ids.
     """
     eos: tuple[Natural, ...] = (2,)
     """Token ids that end a text; the first one also ends each source."""

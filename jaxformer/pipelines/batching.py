@@ -106,7 +106,7 @@ def check_inputs(loaded: Any, texts: Any, *kinds: type) -> tuple[list[Any], Toke
     return texts, source, target
 
 
-def as_given(texts: Any, results: Any) -> Any:
+def unwrap_single(texts: Any, results: Any) -> Any:
     """`results`, or the only one where `texts` is one string."""
     return results[0] if isinstance(texts, str) else results
 

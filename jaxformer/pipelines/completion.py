@@ -24,12 +24,12 @@ from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import (
     BATCH_SIZE,
     Prompt,
-    as_given,
     check_id,
     check_inputs,
     one_or_many,
     pad_right,
     suppressed_ids,
+    unwrap_single,
 )
 from jaxformer.pipelines.partial_text import PartialText
 from jaxformer.pipelines.reading import (
@@ -110,9 +110,9 @@ def complete(
     if any(np.isnan(text.log_probs).any() for text in texts):
         warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=2)
     if not details:
-        return as_given(prompts, [text.text for text in texts])
+        return unwrap_single(prompts, [text.text for text in texts])
     completions = [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
-    return as_given(prompts, completions)
+    return unwrap_single(prompts, completions)
 
 
 def stream(

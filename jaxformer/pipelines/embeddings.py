@@ -16,7 +16,6 @@ from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pipelines.batching import (
     Texts,
-    as_given,
     bos_eos,
     check_inputs,
     check_lengths,
@@ -24,6 +23,7 @@ from jaxformer.pipelines.batching import (
     next_power_of_two,
     pad_with_mask,
     run_divided,
+    unwrap_single,
     unwrapped,
 )
 from jaxformer.pretrained.loaded import Loaded
@@ -137,12 +137,12 @@ def embed(
     for layer in options.layers:
         vectors = layer(vectors)
     if not details:
-        return as_given(texts, vectors)
+        return unwrap_single(texts, vectors)
     results = []
     for i, ids in enumerate(rows):
         names = [tokenizer.token(index) for index in ids]
         results.append(TextEmbeddings(names, *of_tokens[i], vectors[i]))
-    return as_given(texts, results)
+    return unwrap_single(texts, results)
 
 
 def _batches(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]:

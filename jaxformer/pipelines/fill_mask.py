@@ -11,7 +11,6 @@ from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
     Texts,
-    as_given,
     bos_eos,
     check_count,
     check_inputs,
@@ -23,6 +22,7 @@ from jaxformer.pipelines.batching import (
     pad_right,
     pad_with_mask,
     run_divided,
+    unwrap_single,
 )
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import Tokenizer
@@ -91,8 +91,10 @@ def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bo
             ]
     if not details:
         name = tokenizer.token(mask)
-        return as_given(texts, [_filled(*each, name) for each in zip(lines, results, strict=True)])
-    return as_given(texts, results)
+        return unwrap_single(
+            texts, [_filled(*each, name) for each in zip(lines, results, strict=True)]
+        )
+    return unwrap_single(texts, results)
 
 
 @partial(jax.jit, static_argnames=("model", "count", "known"))

@@ -14,7 +14,6 @@ from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.pipelines.batching import (
     Texts,
-    as_given,
     bos_eos,
     check_count,
     check_id,
@@ -26,6 +25,7 @@ from jaxformer.pipelines.batching import (
     one_or_many,
     pad_right,
     run_divided,
+    unwrap_single,
 )
 from jaxformer.pipelines.translation import encode_sources, target_ids, with_target_language
 from jaxformer.pretrained.loaded import Loaded
@@ -81,7 +81,7 @@ def score(
             nats[number] += (-log_probs[row, known : len(window) - 1]).tolist()
     sizes = [count_text([text]) for text in lines]
     results = [Likelihood(math.fsum(x), len(x), *size) for x, size in zip(nats, sizes, strict=True)]
-    return as_given(texts, results if details else [-result.nats for result in results])
+    return unwrap_single(texts, results if details else [-result.nats for result in results])
 
 
 @partial(jax.jit, static_argnames="model")

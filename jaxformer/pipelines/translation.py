@@ -23,7 +23,6 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import (
     Texts,
-    as_given,
     check_id,
     check_inputs,
     check_lengths,
@@ -32,6 +31,7 @@ from jaxformer.pipelines.batching import (
     one_or_many,
     pad_right,
     suppressed_ids,
+    unwrap_single,
 )
 from jaxformer.pipelines.rows import Search, decode_groups, prepare, run_all
 from jaxformer.pipelines.sentences import begin_sentences, enter_sentences
@@ -92,7 +92,7 @@ def translate(
 
     sentences = encode_sources(loaded.model, lines, tokenizer, search, options)
     results = _translate(loaded, sentences, target, search, options)
-    return as_given(texts, results if details else [best[0].text for best in results])
+    return unwrap_single(texts, results if details else [best[0].text for best in results])
 
 
 def encode_sources(

@@ -129,7 +129,7 @@ def _load(
     if tokenizers.has_tokenizer(source):
         reader, writer = tokenizers.load_pair(source)
         loaded = replace(loaded, tokenizer=reader, target_tokenizer=writer)
-    return _loaded(source, loaded, spec.config)
+    return _check_tokenizers(source, loaded, spec.config)
 
 
 def _folder_settings(
@@ -143,7 +143,7 @@ def _folder_settings(
     return load_sampling_config(folder, model.config.max_len) if is_decoder else ()
 
 
-def _loaded(folder: Path, loaded: Loaded, sizes: TransformerConfig) -> Loaded:
+def _check_tokenizers(folder: Path, loaded: Loaded, sizes: TransformerConfig) -> Loaded:
     """`loaded`; `ConfigError` for a tokenizer with more ids than the model."""
     tokenizers = loaded.tokenizer, loaded.target_tokenizer
     vocab_sizes = sizes.source_vocab_size or sizes.vocab_size, sizes.vocab_size
@@ -340,7 +340,9 @@ def _load_run(
         return loaded
     target = tokenizers.load(path)
     source = tokenizers.load(folder / _SOURCE) if (folder / _SOURCE).exists() else target
-    return _loaded(folder, replace(loaded, tokenizer=source, target_tokenizer=target), sizes)
+    return _check_tokenizers(
+        folder, replace(loaded, tokenizer=source, target_tokenizer=target), sizes
+    )
 
 
 def _with_head(model: nn.Module, task: Mapping[str, Any], shapes: Mapping[str, Any]) -> nn.Module:

@@ -10,9 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxformer.errors import ConfigError, DataError
-
-_MAX_LISTED = 8  # names in an error; the others are counted
+from jaxformer.errors import ConfigError, DataError, listed
 
 Shape = tuple[int, ...]
 
@@ -255,5 +253,4 @@ def _entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray
 
 def _refuse(wrong: list[str]) -> None:
     if wrong:
-        more = f"; and {len(wrong) - _MAX_LISTED} more" if len(wrong) > _MAX_LISTED else ""
-        raise DataError(f"the tensors do not fit: {'; '.join(wrong[:_MAX_LISTED])}{more}")
+        raise DataError(f"the tensors do not fit: {listed(wrong)}")
