@@ -161,10 +161,10 @@ grammar = TranslationConfig(
     ),
     data=DataConfig("grammar", batch_tokens=2_048, buckets=4, pad_to_multiple=2),
     optimizer=replace(
-        _COSINE, name="muon", learning_rate=0.01, momentum=0.9, warmup_steps=50, total_steps=700
+        _COSINE, name="muon", learning_rate=0.01, momentum=0.9, warmup_steps=50, total_steps=800
     ),
     training=TrainingConfig(
-        label_smoothing=0.0, log_every=50, save_every=350, evaluate_every=350, average_checkpoints=1
+        label_smoothing=0.0, log_every=50, save_every=400, evaluate_every=400, average_checkpoints=1
     ),
 )
 

@@ -112,9 +112,16 @@ def load_config(folder: str | Path, *kinds: type[T]) -> T:
         raise ConfigError(f"{folder} is not the folder of a run: it has no config.json")
     content = config_files.read_object(path)
     check_trusted(content, path)
-    fits = (x for x in kinds if content.keys() <= {each.name for each in fields(x)})  # type: ignore[arg-type]
+    names = {kind: {field.name for field in fields(kind)} for kind in kinds}  # type: ignore[arg-type]
+    kind = next((kind for kind in kinds if content.keys() <= names[kind]), None)
+    if kind is None:
+        unknown = ", ".join(sorted(content.keys() - names[kinds[0]]))
+        raise ConfigError(
+            f"{folder} was trained by another command or version: config.json has settings that are "
+            f"unknown here ({unknown}). env.json has the command and the version that trained it"
+        )
     try:
-        return from_plain(next(fits, kinds[0]), content)
+        return from_plain(kind, content)
     except ConfigError as error:
         raise ConfigError(
             f"{path}: {error}. If another version of jaxformer wrote it, use that one (env.json "
