@@ -117,8 +117,8 @@ def load_config(folder: str | Path, *kinds: type[T]) -> T:
     if kind is None:
         unknown = ", ".join(sorted(content.keys() - names[kinds[0]]))
         raise ConfigError(
-            f"{folder} was trained by another command or version: config.json has settings that are "
-            f"unknown here ({unknown}). env.json has the command and the version that trained it"
+            f"{folder} was trained by another command or version: config.json has settings that "
+            f"are unknown here ({unknown}). env.json has the command and version that trained it"
         )
     try:
         return from_plain(kind, content)
