@@ -1,9 +1,7 @@
-"""The screen while a command works: phases, lines, bars, answers to Ctrl-C."""
+"""The screen while a command works: phases, lines, bars."""
 
 import io
-import os
 import re
-import signal
 import sys
 import time
 
@@ -12,7 +10,6 @@ import pytest
 from experiments.harness.cli import display
 from experiments.harness.training.task import Sample, sample_lines
 from jaxformer import optional_dependencies
-from tests.two_processes import start
 
 
 class Terminal(io.StringIO):
@@ -114,27 +111,3 @@ def test_a_command_without_a_screen_says_on_a_terminal_alone_what_it_waits_for(m
             pass
         shown = sys.stderr.getvalue()
         assert said in shown if said else not shown
-
-
-BLOCKED = """
-import hashlib
-from experiments.harness.runs.preemption import asked_to_stop
-with asked_to_stop():
-    print("ready", flush=True)
-    hashlib.pbkdf2_hmac("sha256", b"a", b"b", 2**31 - 1)  # no signal handler runs meanwhile
-"""
-
-
-@pytest.mark.long
-def test_control_c_is_answered_while_the_main_thread_cannot_and_twice_ends_it():
-    with start("-c", BLOCKED) as child:
-        try:
-            assert child.stdout.readline() == "ready\n"
-            time.sleep(0.3)
-            os.kill(child.pid, signal.SIGINT)
-            said = child.stderr.readline()
-            assert said.startswith("SIGINT: saving after the current step"), said
-            os.kill(child.pid, signal.SIGINT)
-            assert child.wait(timeout=20) == 130
-        finally:
-            child.kill()

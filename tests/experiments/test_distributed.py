@@ -90,7 +90,7 @@ def test_a_signal_to_one_stops_both_a_lost_one_is_named_and_a_run_in_a_bucket_go
     for index, number, codes in ((1, signal.SIGTERM, [143, 143]), (0, signal.SIGINT, [130, 143])):
         found = sent(index, number)
         assert [process.code for process in found] == codes, found
-        assert all("asked to stop: saving after this step" in process.err for process in found)
+        assert all("saving after the current step" in process.err for process in found)
         assert f"from step {last} to 61" in found[0].out
         assert last < newest() < 61
         last = newest()

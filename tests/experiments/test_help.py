@@ -32,7 +32,7 @@ def presets_of(command, monkeypatch):
         raise Parsed(presets)
 
     def start(main, presets, *_, **__):
-        parse(presets() if callable(presets) else presets)
+        parse(presets)
 
     module = importlib.import_module(command)
     main = ast.parse(Path(module.__file__).read_text(encoding="utf-8")).body[-1]

@@ -67,21 +67,10 @@ def read_option(config: Any, name: str, word: str) -> Any:
 
 
 def start(
-    main: Callable[[T], None],
-    presets: Mapping[str, T] | Callable[[], Mapping[str, T]],
-    description: str | None,
-    **parsing: str,
+    main: Callable[[T], None], presets: Mapping[str, T], description: str | None, **parsing: str
 ) -> NoReturn:
-    """Ends the process after `main` of what `parse` returns, with the exit code of `run`.
-
-    `presets` may be a function that returns them.
-    """
-
-    def command() -> None:
-        named = presets() if callable(presets) else presets
-        main(parse(named, None, description, **parsing))
-
-    sys.exit(run(command))
+    """Ends the process after `main` of what `parse` returns, with the exit code of `run`."""
+    sys.exit(run(lambda: main(parse(presets, None, description, **parsing))))
 
 
 def own_command() -> str:

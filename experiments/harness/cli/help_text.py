@@ -93,7 +93,8 @@ def _field_docs(kind: Any) -> dict[str, str]:
 def doc_of(config: Any, name: str) -> str:
     """The docstring of the field of `config` with the dotted `name`."""
     owner, dot, field = name.rpartition(".")
-    return _field_docs(type(attrgetter(owner)(config) if dot else config)).get(field, "")
+    kind: Any = type(attrgetter(owner)(config) if dot else config)
+    return _field_docs(kind).get(field, "")
 
 
 def _short(config: Any, kinds: Mapping[str, Any], groups: Mapping[str, int]) -> str:

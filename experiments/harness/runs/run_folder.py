@@ -293,23 +293,17 @@ def _write_environment(folder: Path) -> None:
     before = record.read(earlier=list)
     earlier = before.pop("earlier", [])
     if before:
-        earlier = [*earlier, before | _seconds(before, folder)]
+        with contextlib.suppress(FileNotFoundError):  # nothing was logged
+            ended = storage.modified(folder / "metrics.jsonl")
+            started = datetime.datetime.fromisoformat(before["time"]).timestamp()
+            before["seconds"] = max(0.0, round(ended - started))
+        earlier.append(before)
     record.write({**_environment(), "earlier": earlier})
 
 
 def now() -> str:
     """The time, as env.json has it."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _seconds(before: dict, folder: Path) -> dict[str, float]:
-    """The length of the start `before`, where its time and a line of metrics are there."""
-    started = datetime.datetime.fromisoformat(before["time"]).timestamp()
-    try:
-        ended = storage.modified(folder / "metrics.jsonl")
-    except FileNotFoundError:
-        return {}
-    return {"seconds": max(0.0, round(ended - started))}
 
 
 def _environment() -> dict:
