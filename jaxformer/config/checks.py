@@ -70,29 +70,23 @@ _TYPES: dict[Any, tuple[type, str, str]] = {
 
 @dataclass(frozen=True)
 class Checked:
-    """The base of configurations: `ConfigError` for a value that a field's annotation excludes."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-
-
-def check_fields(config: Any) -> None:
-    """Raises `ConfigError` for a value that its field's annotation excludes.
+    """The base of configurations: `ConfigError` for a value that a field's annotation excludes.
 
     int, float (finite), bool, str, None, dataclasses, `Literal`, the annotated types above, tuples
     of one of these such as `tuple[Count, ...]`, and unions of these are checked. A number of NumPy
     becomes Python's.
     """
-    cls: Any = type(config)
-    for name, kind in _hints(cls).items():
-        value = getattr(config, name)
-        if isinstance(value, np.generic):  # as np.linspace gives them
-            value = value.item()
-            object.__setattr__(config, name, value)
-        kinds = alternatives(kind)
-        mistakes = [_mistake(value, one) for one in kinds]
-        if all(mistakes):
-            raise ConfigError(f"{name}={value!r}{_sentence(value, kinds, mistakes)}")
+
+    def __post_init__(self) -> None:
+        for name, kind in _hints(type(self)).items():
+            value = getattr(self, name)
+            if isinstance(value, np.generic):  # as np.linspace gives them
+                value = value.item()
+                object.__setattr__(self, name, value)
+            kinds = alternatives(kind)
+            mistakes = [_mistake(value, one) for one in kinds]
+            if all(mistakes):
+                raise ConfigError(f"{name}={value!r}{_sentence(value, kinds, mistakes)}")
 
 
 def is_union(kind: Any) -> bool:

@@ -16,11 +16,11 @@ import sys
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from flax import linen as nn
 
-from jaxformer.config.parts import Part
+from jaxformer.config.checks import Checked
 from jaxformer.errors import ConfigError
 
 _NAME = re.compile(r"(?!hf:)[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -30,14 +30,6 @@ _ROOT = Path(__file__).parents[2]  # holds `jaxformer` and, in a checkout, `expe
 _EVERYTHING = "*"
 _trusted: ContextVar[frozenset[str]] = ContextVar("trusted", default=frozenset())
 """The names that a file may bring in this context, or `_EVERYTHING`."""
-
-
-class _Named(NamedTuple):
-    """A name in a configuration: the field that holds it and the whole value of that field."""
-
-    field: str
-    name: str
-    value: Any
 
 
 def is_import_name(name: Any) -> bool:
@@ -145,19 +137,22 @@ def record_trusted(content: Any) -> None:
             path.touch()
 
 
-def names_in(content: Any, field: str = "") -> Iterator[_Named]:
-    """All names of the form package.module:name in `content`, plain JSON."""
+def names_in(content: Any, field: str = "") -> Iterator[tuple[str, str, Any]]:
+    """All names of the form package.module:name in `content`, plain JSON.
+
+    Each with the field that holds it before, and with the whole value of that field after it.
+    """
     if isinstance(content, dict):
         for key, value in content.items():
             if key == "type" and is_import_name(value):
-                yield _Named(field, value, content)
+                yield field, value, content
             else:
                 yield from names_in(value, f"{field}.{key}" if field else key)
     elif isinstance(content, list):
         for item in content:
             yield from names_in(item, field)
     elif is_import_name(content):
-        yield _Named(field, content, content)
+        yield field, content, content
 
 
 def _is_recorded(field: str, value: Any) -> bool:
@@ -187,5 +182,5 @@ def _is_ours(name: str, field: str) -> bool:
         value = import_by_name(name, field)
     except (ConfigError, ImportError):
         return False
-    is_kind = isinstance(value, type) and issubclass(value, Part | nn.Module)
+    is_kind = isinstance(value, type) and issubclass(value, Checked | nn.Module)
     return is_kind and f"{value.__module__}:{value.__qualname__}" == name

@@ -12,12 +12,7 @@ NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
 
 
 @dataclass(frozen=True)
-class Part(Checked):
-    """The base of all parts."""
-
-
-@dataclass(frozen=True)
-class AttentionOptions(Part):
+class AttentionOptions(Checked):
     """Choices of attention.
 
     >>> gemma2 = jf.AttentionOptions(num_kv_heads=4, window=4096, full_every=2, softcap=50.0)
@@ -52,7 +47,7 @@ class AttentionOptions(Part):
 
 
 @dataclass(frozen=True)
-class FeedForwardOptions(Part):
+class FeedForwardOptions(Checked):
     """Choices of the feed-forward network.
 
     >>> swiglu = jf.FeedForwardOptions("silu", gated=True)
@@ -67,7 +62,7 @@ class FeedForwardOptions(Part):
 
 
 @dataclass(frozen=True)
-class NormOptions(Part):
+class NormOptions(Checked):
     """Choices of the norms.
 
     >>> llama = jf.NormOptions("rms", placement="pre", eps=1e-5)
@@ -84,7 +79,7 @@ class NormOptions(Part):
 
 
 @dataclass(frozen=True)
-class EmbeddingOptions(Part):
+class EmbeddingOptions(Checked):
     """Choices of the embeddings.
 
     >>> gpt = jf.EmbeddingOptions(tied="output", scale=False)
@@ -106,7 +101,7 @@ class EmbeddingOptions(Part):
 
 
 @dataclass(frozen=True)
-class OutputOptions(Part):
+class OutputOptions(Checked):
     """Choices of the output layer, which gives the logits.
 
     >>> gemma2 = jf.OutputOptions(softcap=30.0)

@@ -9,8 +9,7 @@ import numpy as np
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Num
 
-from jaxformer.config.checks import Count, Natural, Positive, Range
-from jaxformer.config.parts import Part
+from jaxformer.config.checks import Checked, Count, Natural, Positive, Range
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
 from jaxformer.errors import ConfigError
 
@@ -103,7 +102,7 @@ class TokenPositions(NamedTuple):
 
 
 @dataclass(frozen=True)
-class PositionScheme(Part):
+class PositionScheme(Checked):
     """The base of all schemes; it gives no positions.
 
     A scheme acts on the stack's input, on queries and keys, or on the logits of self-attention.

@@ -7,8 +7,7 @@ from typing import Annotated
 import numpy as np
 from jaxtyping import Float
 
-from jaxformer.config.checks import Count, NonNegative, Positive, Range
-from jaxformer.config.parts import Part
+from jaxformer.config.checks import Checked, Count, NonNegative, Positive, Range
 from jaxformer.errors import ConfigError
 
 Rates = Float[np.ndarray, " half"]
@@ -16,7 +15,7 @@ Rates = Float[np.ndarray, " half"]
 
 
 @dataclass(frozen=True)
-class NoScaling(Part):
+class NoScaling(Checked):
     """Rotary rates stay as they are; the base of all scalings."""
 
     def rates(self, rates: Rates, base: float) -> Rates:

@@ -278,11 +278,6 @@ def _multiply_in_parts(vector: Num[Array, "1 I"], matrix: Num[Array, "I O"]) -> 
     return summed_in_float32(jnp.matmul, vector, matrix).sum(0).astype(vector.dtype)
 
 
-def is_quantized(leaf: Any) -> bool:
-    """Whether `leaf` is a `QuantizedMatrix`."""
-    return isinstance(leaf, QuantizedMatrix)
-
-
 def quantize_matrix(matrix: Float[Array, "O I"]) -> QuantizedMatrix:
     """`matrix` in int8 per output, scale max / 127."""
     values, scale = _quantize(matrix)

@@ -5,7 +5,7 @@ Sums over tokens are added up over the parts of a batch and over devices, and di
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -157,7 +157,8 @@ def loss_sums(loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -
     """The sums that `loss` returns, {} for no auxiliary ones; `TypeError` for anything else."""
     returned = loss(params, batch, rng)
     parts = returned if isinstance(returned, tuple) else ()
-    total, tokens, auxiliary = (*parts, {}) if len(parts) == 2 else (*parts, None, None, None)[:3]
+    padded = (*parts, {}) if len(parts) == 2 else (*parts, None, None, None)[:3]
+    total, tokens, auxiliary = cast(tuple[Any, Any, Any], padded)
     sums = [total, tokens, *(auxiliary.values() if isinstance(auxiliary, Mapping) else [None])]
     kinds = jax.Array | np.ndarray | np.number | float | int
     if len(parts) > 3 or any(not isinstance(x, kinds) or jnp.ndim(x) for x in sums):

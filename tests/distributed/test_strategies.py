@@ -160,7 +160,7 @@ def layout(name: str) -> tuple[Any, dict[str, Any]]:
 
 
 def train(case: str, name: str, steps: int) -> dict[str, Any]:
-    """The results of a case in a layout: start, first gradient, losses, what each device holds."""
+    """The results of a case in a layout: start, first gradient, what each device holds."""
     model, loss, batch = CASES[case]
     devices, options = layout(name)
     devices = devices.for_model(model)
@@ -176,7 +176,7 @@ def train(case: str, name: str, steps: int) -> dict[str, Any]:
     held = {path: leaf.sharding for path, leaf in flatten(state).items()}
     out = {f"start/{path}": leaf for path, leaf in flatten(devices.gather(state.params)).items()}
     step = devices.step(loss, optimizer, ema_decay=0.9, **options)
-    losses, compiled = [], [0]
+    compiled = [0]
 
     def count(name: str, *_: Any, **__: Any) -> None:
         compiled[0] += name.endswith("backend_compile_duration")
@@ -184,9 +184,8 @@ def train(case: str, name: str, steps: int) -> dict[str, Any]:
     for number in range(steps):
         placed = devices.shard_batch(batch(number))
         jax.monitoring.register_event_duration_secs_listener(count)
-        state, metrics = step(state, placed)
+        state, _ = step(state, placed)
         jax.monitoring.unregister_event_duration_listener(count)
-        losses.append((metrics["loss"], metrics["tokens"]))
         if number == 0:
             first = devices.gather(state.opt_state[0])
     out |= {f"gradient/{path}": leaf for path, leaf in flatten(first).items()}
@@ -195,7 +194,7 @@ def train(case: str, name: str, steps: int) -> dict[str, Any]:
     matches = (expected[path].sharding == sharding for path, sharding in held.items())
     facts = {"compiled": compiled[0], "stays": all(stays), "as_abstract": all(matches)}
     facts |= {"kernel": kernels[-1]}
-    out |= {"losses": np.array(losses, np.float64), "facts": json.dumps(facts)}
+    out["facts"] = json.dumps(facts)
     return {f"{case}/{name}/{key}": value for key, value in out.items()}
 
 
@@ -449,7 +448,7 @@ def compute(path: str) -> None:
     """Runs in the child process: everything the tests look at, into one file."""
     out = {}
     for case, name in PLACES:
-        out |= train(case, name, 7)
+        out |= train(case, name, 3)
     with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
         out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
     np.savez(path, **out)
@@ -488,14 +487,6 @@ def test_every_layout_computes_the_gradient_of_one_device(computed, case, name):
 
 
 @pytest.mark.parametrize(("case", "name"), OTHERS)
-def test_every_layout_follows_the_loss_curve_of_one_device(computed, case, name):
-    given, expected = (computed[f"{case}/{where}/losses"] for where in (name, "one"))
-    assert np.array_equal(given[:, 1], expected[:, 1])
-    assert len(set(expected[:, 1])) > 1
-    np.testing.assert_allclose(*(x[:, 0] / x[:, 1] for x in (given, expected)), atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize(("case", "name"), OTHERS)
 def test_a_state_starts_with_the_same_bytes_wherever_it_is_made(computed, case, name):
     given, expected = (part(computed, f"{case}/{where}/start/") for where in (name, "one"))
     assert given.keys() == expected.keys()
@@ -505,16 +496,8 @@ def test_a_state_starts_with_the_same_bytes_wherever_it_is_made(computed, case, 
 @pytest.mark.parametrize(("case", "name"), PLACES)
 def test_a_state_stays_where_it_was_made_and_one_program_serves_all_steps(computed, case, name):
     facts = json.loads(str(computed[f"{case}/{name}/facts"]))
-    del facts["kernel"]
-    assert facts == {"compiled": 1, "stays": True, "as_abstract": True}
-
-
-@pytest.mark.parametrize(("case", "name"), PLACES)
-def test_one_device_alone_takes_jax_s_kernel_for_the_random_numbers_of_a_state(
-    computed, case, name
-):
-    facts = json.loads(str(computed[f"{case}/{name}/facts"]))
-    assert facts["kernel"] is (name == "one")
+    # Of the random numbers of a state, JAX's kernel serves one device alone.
+    assert facts == {"compiled": 1, "stays": True, "as_abstract": True, "kernel": name == "one"}
 
 
 @pytest.mark.parametrize("name", ["replicated", "partitioned", "explicit"])

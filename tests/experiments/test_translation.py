@@ -25,7 +25,7 @@ from experiments.translation.presets import PRESETS, Files
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.int8 import quantize
-from jaxformer.ops.dense import is_quantized
+from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.text import tokenizers
 from tests.experiments.commands import call, metrics_of, options, refused
 from tests.experiments.events import events
@@ -315,7 +315,7 @@ def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, loaded, pai
     done = call(evaluate, pairs | {"--output": tmp_path / "out.txt", "--int8": True})
     assert done.code == 0, done.err
     found = replace(loaded, params=quantize(loaded.model, loaded.params))
-    assert is_quantized(found.params["embedding"]["table"])
+    assert isinstance(found.params["embedding"]["table"], QuantizedMatrix)
     lines = read(pairs["--source"])
     expected = [best[0].text for best in jf.translate(found, lines, details=True)]
     assert (tmp_path / "out.txt").read_text().splitlines() == expected

@@ -21,7 +21,7 @@ from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.layers import Dense
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.ops.dense import is_quantized
+from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.training.lora import FROZEN, add_adapters, merge_adapters
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
@@ -219,6 +219,7 @@ def test_dense_layers_of_a_users_block_are_quantized_whatever_their_names(
     params = random_params(model, np.ones((2, 5), np.int32))
     block = "decoder/stacked_blocks" if scan_layers else "decoder/blocks_0"
     quantized = jax.jit(quantize, static_argnums=0)(model, params)
+    is_quantized = lambda leaf: isinstance(leaf, QuantizedMatrix)  # noqa: E731
     leaves = jax.tree_util.tree_leaves_with_path(quantized, is_leaf=is_quantized)
     found = {
         "/".join(part.key for part in path): leaf for path, leaf in leaves if is_quantized(leaf)

@@ -21,7 +21,7 @@ from jaxformer.config import (
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.layers import Dense, LMHead
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder
-from jaxformer.ops.dense import QuantizedMatrix, is_quantized
+from jaxformer.ops.dense import QuantizedMatrix
 from tests.pretrained.models import MODELS, inputs_of
 
 pytestmark = pytest.mark.long
@@ -63,7 +63,7 @@ def representable(model, params):
     """`params` with the numbers that their 8 bits stand for: quantized again they do not change."""
 
     def one(path, leaf, matrix):
-        if not is_quantized(matrix):
+        if not isinstance(matrix, QuantizedMatrix):
             return leaf
         whole = np.asarray(matrix.values) * np.asarray(matrix.scale)[:, None]
         is_dense = path[-1].key != "table"

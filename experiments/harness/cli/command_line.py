@@ -178,7 +178,7 @@ def _trust_names(words: Sequence[str], presets: Mapping[str, Any], trust_code: b
     given = [word.partition("=")[2] or word for word in words]
     trust(*filter(is_import_name, given), trust_code=trust_code)
     for preset in presets.values():
-        trust(*(found.name for found in names_in(to_plain(preset))))
+        trust(*(name for _, name, _ in names_in(to_plain(preset))))
 
 
 def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: str) -> T:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
@@ -167,14 +167,12 @@ class AttentionSpec:
             f"B={self.batch} T={self.queries} S={self.keys} N={self.heads} K={self.kv_heads}",
             f"H={self.key_size} Hv={self.value_size} {self.dtype}",
         ]
-        words += ["causal"] if self.causal else []
-        words += [f"window={self.window}"] if self.window is not None else []
-        if self.offset != 0:
-            words.append(f"offset={'traced' if self.offset is None else self.offset}")
-        flags = ("padding_mask", "segments", "explicit", "bias")
-        words += [name for name in flags if getattr(self, name)]
-        words += [f"dropout={self.dropout}"] if self.dropout else []
-        words += [f"softcap={self.softcap}"] if self.softcap is not None else []
+        for field in fields(self)[8:-1]:  # those with a default, but for `from_cache`
+            value = getattr(self, field.name)
+            if value is True:
+                words.append(field.name)
+            elif value != field.default:
+                words.append(f"{field.name}={'traced' if value is None else value}")
         return " ".join(words)
 
 
