@@ -73,9 +73,7 @@ ADDED = {
         {STEPS} --data.seq_len 41 --task.num_examples 0 --data.train train.tsv
         --data.test test.tsv --seeds 1
     """,
-    "plan language_modelling": f"""
-        {LANGUAGE} --training.grad_accumulation 1 --compiler cpu --sampling.max_new_tokens 5
-    """,
+    "plan translation": f"{TRANSLATION} --compiler cpu",
 }
 """What makes a command short; of an option that stands twice the last one counts."""
 
