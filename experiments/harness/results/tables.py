@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Bool
 
 from experiments.harness.results import statistics
-from experiments.harness.results.comparing import Comparison, Difference, GroupScore
+from experiments.harness.results.comparing import Comparison
 from experiments.harness.results.groups import ScoredRun, sample_table
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
@@ -36,7 +36,13 @@ def render(comparison: Comparison, form: Format = "terminal") -> str:
     if form == "csv":
         return "\n".join(parts)
     notes = [*describe(comparison), *warnings(comparison)]
-    return "\n\n".join([*parts, "\n".join(map(_NOTES[form], notes))])
+    if form == "terminal":
+        notes = [
+            textwrap.fill(x, 80, subsequent_indent="  ", break_long_words=False) for x in notes
+        ]
+    else:
+        notes = [f"{'-' if form == 'markdown' else '%'} {note}" for note in notes]
+    return "\n\n".join([*parts, "\n".join(notes)])
 
 
 def write(table: Table, form: Format = "terminal") -> str:
@@ -46,17 +52,35 @@ def write(table: Table, form: Format = "terminal") -> str:
 
 def group_table(comparison: Comparison) -> Table:
     """A row for each group."""
-    digits = _digits(comparison)
-    titles = comparison.metric, "n", "mean", "sd", "seeds", "items"
-    return Table(titles, [_group_row(group, digits) for group in comparison.groups])
+    number = _writer(comparison)
+    rows = [
+        (x.name, str(len(x.runs)), number(x.mean), number(x.deviation))
+        + (number(x.seeds, "±"), number(x.items, "±"))
+        for x in comparison.groups
+    ]
+    return Table((comparison.metric, "n", "mean", "sd", "seeds", "items"), rows)
 
 
 def difference_table(comparison: Comparison) -> Table:
     """A row for each group but the baseline."""
-    digits = _digits(comparison)
-    titles = f"minus {comparison.groups[0].name}", "difference", "seeds", "items", "p"
-    rows = [_difference_row(difference, digits) for difference in comparison.differences]
-    return Table(titles, rows)
+    number = _writer(comparison)
+    rows = [
+        (x.name, number(x.value, "+" if x.value > 0 else ""))
+        + (number(x.seeds, "±"), number(x.items, "±"), number(x.p_value, digits=4))
+        for x in comparison.differences
+    ]
+    base = comparison.groups[0].name
+    return Table((f"minus {base}", "difference", "seeds", "items", "p"), rows)
+
+
+def _writer(comparison: Comparison) -> Callable[..., str]:
+    """Writes numbers: with two decimals where scores are of the order of 100, else with four."""
+    usual = 2 if max(abs(group.mean) for group in comparison.groups) >= 10 else 4
+
+    def write(value: float, sign: str = "", digits: int = usual) -> str:
+        return "-" if math.isnan(value) else f"{sign}{value:.{digits}f}"
+
+    return write
 
 
 def by_length(comparison: Comparison, longest: Sequence[int]) -> Table:
@@ -144,50 +168,22 @@ def markdown(table: Table) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def _digits(comparison: Comparison) -> int:
-    """Decimals of the scores: two where they are of the order of 100, else four."""
-    return 2 if max(abs(group.mean) for group in comparison.groups) >= 10 else 4
-
-
-def _group_row(group: GroupScore, digits: int) -> list[str]:
-    halves = (_number(x, digits, "±") for x in (group.seeds, group.items))
-    mean, deviation = _number(group.mean, digits), _number(group.deviation, digits)
-    return [group.name, str(len(group.runs)), mean, deviation, *halves]
-
-
-def _difference_row(difference: Difference, digits: int) -> list[str]:
-    halves = (_number(x, digits, "±") for x in (difference.seeds, difference.items))
-    value = _number(difference.value, digits, "+" if difference.value > 0 else "")
-    return [difference.name, value, *halves, _number(difference.p_value, 4)]
-
-
-def _number(value: float, digits: int, sign: str = "") -> str:
-    return "-" if math.isnan(value) else f"{sign}{value:.{digits}f}"
-
-
 def plain(table: Table, *, numbers: bool = True) -> str:
     """`table` for a terminal; without `numbers` all columns are text, to the left."""
-    align = "right" if numbers else "left"
-    return "\n".join(line.rstrip() for line in _tabulated(table, "plain", align).splitlines())
+    # With titles as a row: tabulate makes the columns of a header wider.
+    text = _tabulate([table.titles, *table.rows], (), "plain", "right" if numbers else "left")
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _latex(table: Table) -> str:
-    text = _tabulated(table, "latex_booktabs", "right")
-    signed = re.sub(r"(?<=&) +([-+±][\d.]+)", r" $\1$", text)
-    return signed.replace("±", r"\pm ")
+    text = _tabulate(table.rows, table.titles, "latex_booktabs", "right")
+    return re.sub(r"(?<=&) +([-+±][\d.]+)", r" $\1$", text).replace("±", r"\pm ")
 
 
-def _tabulated(table: Table, form: str, align: str) -> str:
-    rows, titles = list(table.rows), list(table.titles)
-    if form == "plain":  # tabulate makes the columns of a header wider
-        rows, titles = [titles, *rows], []
-    return optional_dependencies.load("tabulate").tabulate(
-        rows,
-        titles,
-        tablefmt=form,
-        disable_numparse=True,
-        colalign=("left", *[align] * (len(table.titles) - 1)),
-    )
+def _tabulate(rows: Sequence[Sequence[str]], titles: Sequence[str], form: str, align: str) -> str:
+    tabulate = optional_dependencies.load("tabulate").tabulate
+    columns = ("left", *[align] * (len(rows[0]) - 1))
+    return tabulate(rows, titles, tablefmt=form, disable_numparse=True, colalign=columns)
 
 
 def _csv(table: Table) -> str:
@@ -202,11 +198,4 @@ _WRITERS: dict[str, Callable[[Table], str]] = {
     "markdown": markdown,
     "latex": _latex,
     "csv": _csv,
-}
-_NOTES: dict[str, Callable[[str], str]] = {
-    "terminal": lambda line: textwrap.fill(
-        line, 80, subsequent_indent="  ", break_long_words=False
-    ),
-    "markdown": lambda line: f"- {line}",
-    "latex": lambda line: f"% {line}",
 }
