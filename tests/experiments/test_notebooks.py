@@ -2,12 +2,17 @@
 
 from pathlib import Path
 
+import jax
 import nbformat
+import numpy as np
 import pytest
 from nbclient import NotebookClient
 
+import jaxformer as jf
+from experiments.examples.notebooks import alignment_heads
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_words
+from jaxformer.training.losses import seq2seq_loss
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {
@@ -63,3 +68,25 @@ def test_a_toy_sentence_has_the_right_translation():
     for ids in (source, target):
         assert ((ids == EOS).sum(axis=1) == 1).all()
         assert (ids[:, -1] == PAD).any() and (ids[:, -1] == EOS).any()
+
+
+def test_the_loss_without_a_head_is_that_of_the_model_without_it(random_params, assert_equal):
+    sizes = {"d_model": 12, "d_ff": 14, "num_heads": 3, "num_decoder_layers": 2, "max_len": 11}
+    model = jf.EncoderDecoder(jf.TransformerConfig(13, **sizes, num_encoder_layers=1))
+    source = np.array([[4, 5, 6, EOS, PAD, PAD], [7, 8, 9, 10, 11, EOS]])
+    target = np.array([[BOS, 6, 5, EOS, PAD], [BOS, 7, 12, 4, EOS]])
+    params = random_params(model, source, target)
+    # The second layer attends to one token alone.
+    attention = params["decoder"]["blocks_1"]["cross_attention"]
+    attention["query"] = jax.tree.map(lambda x: 1e4 * x, attention["query"])
+    batch = jf.PairBatch.create(source, target, vocab_size=13)
+    loss, effects = alignment_heads.measure(model, params, batch)
+    total = jax.jit(seq2seq_loss(model, pad=PAD))
+    for layer, head in ((0, 2), (1, 0)):
+        pruned = jax.tree.map(np.copy, params)
+        block = pruned["decoder"][f"blocks_{layer}"]
+        block["cross_attention"]["out"]["kernel"][head] = 0.0
+        nats, tokens, *_ = total(pruned, batch, None)
+        assert_equal(loss + effects.zero[layer, head], nats / tokens)
+    assert np.abs(effects.one_hot[1]).max() < 1e-5 < np.abs(effects.one_hot[0]).max()
+    assert np.abs(effects.uniform).min() > 1e-5
