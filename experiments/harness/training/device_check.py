@@ -265,14 +265,13 @@ def check_products(dtype: str) -> bool:
 
 
 def _agrees(name: str, call: AttentionSpec | str) -> bool:
-    result, failed = _compared(name, call)
+    result = _compared(name, call)
     if result not in DEVICE_CHECKS:
         DEVICE_CHECKS.append(result)
-        if failed.any():
-            first = f"{name} of process {np.argmax(failed)} differ from those of the reference"
+        if result.failure:
             advice = _NO_OTHER if isinstance(call, str) else "the next attention function is taken"
-            display.say(f"{result if result.failure else first}; {advice}")
-    return not failed.any()
+            display.say(f"{result}; {advice}")
+    return not result.failure
 
 
 _NO_OTHER = (
@@ -281,13 +280,14 @@ _NO_OTHER = (
 
 
 @cache
-def _compared(name: str, call: AttentionSpec | str) -> tuple[CheckResult, np.ndarray]:
-    """The comparison on this process, and for each process whether it has failed there."""
+def _compared(name: str, call: AttentionSpec | str) -> CheckResult:
+    """The comparison on this process, which fails if that of another process does."""
     if isinstance(call, str):
         result = compare_products(call)
     else:
         result = compare(name, ATTENTION_FNS[name], call)
-    failed = np.array([bool(result.failure)])
     if distributed.is_several():
-        failed = multihost_utils.process_allgather(failed).ravel()
-    return result, failed
+        failed = multihost_utils.process_allgather(np.array([bool(result.failure)])).ravel()
+        if failed.any() and not result.failure:
+            result = result._replace(failure=f"fails in process {np.argmax(failed)}")
+    return result
