@@ -33,14 +33,13 @@ from experiments.harness.training.utilization import (
 )
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import (
-    LanguageConfig,
     gpt2_124m,
     gpt3_xl,
     shakespeare_char,
     shakespeare_char_cpu,
 )
 from experiments.translation import train as translation
-from experiments.translation.presets import TranslationConfig, multi30k_tiny
+from experiments.translation.presets import multi30k_tiny
 from jaxformer.config import TRANSFORMER_BASE, TRANSFORMER_BIG, Checked, Count, TransformerConfig
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
@@ -94,7 +93,7 @@ class StepWork(Checked):
         """The optimizer with a constant learning rate."""
         return replace(self.optimizer, schedule="constant", warmup_steps=0, min_lr_ratio=0)
 
-    def config(self) -> TranslationConfig | LanguageConfig:
+    def config(self) -> Any:
         """The configuration of the experiment's training that has this step."""
         preset: Any = multi30k_tiny if self.translates else shakespeare_char_cpu
         training = replace(
