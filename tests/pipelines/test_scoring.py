@@ -64,6 +64,10 @@ def run(model, params, *inputs, method=None):
     return model.apply({"params": params}, *inputs, method=method)
 
 
+def encoder(model, *inputs):
+    return model.encoder(*inputs)
+
+
 def log_prob(decoder, ids, token):
     """The log-probability of `token` after `ids`, by the whole, padded forward pass."""
     padded = np.zeros((1, 23), np.int32)
@@ -223,7 +227,7 @@ def test_vectors_are_the_models_own_and_that_of_a_text_their_mean(any_model, wor
             (expected,) = jax.device_get(run(model, params, np.array([ids]), method="hidden"))
         else:
             ids = [words.special.bos, *ids, words.special.eos]
-            method = "encode" if isinstance(model, MaskedLanguageModel) else None
+            method = encoder if isinstance(model, MaskedLanguageModel) else None
             output = run(model, params, np.array([ids]), method=method)
             (expected,) = jax.device_get(output).hidden
         assert_equal(found.contextual, expected)
