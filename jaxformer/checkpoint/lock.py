@@ -144,7 +144,8 @@ def is_locked(folder: Path) -> bool:
         return False
     if storage.is_in_bucket(folder):
         with suppress(OSError, ValueError):
-            return _is_alive(json.loads(path.read_bytes()))
+            holder = json.loads(path.read_bytes())
+            return isinstance(holder, dict) and _is_alive(holder)
     elif importlib.util.find_spec("fcntl") is not None:
         import fcntl
 
