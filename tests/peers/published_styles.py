@@ -22,6 +22,7 @@ QWEN2 = LLAMA3.replace("{1,3}", "")
 REST = r"[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 NLLB = ("ace_Arab", "deu_Latn", "eng_Latn", "fra_Latn")
 MBART = ("ar_AR", "de_DE", "en_XX", "ro_RO")
+FAIRSEQ = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
 
 Lines = Sequence[str]
 Train = Callable[..., bytes]
@@ -105,10 +106,15 @@ def unigram(lines: Lines, special: list[Any], last: Sequence[Any] = ()) -> Token
     return tokenizer
 
 
-def save(folder: Path, tokenizer: Tokenizer, kind: str, **config: Any) -> None:
+def save(folder: Path, tokenizer: Tokenizer, kind: str, names: dict, **config: Any) -> None:
+    """Writes the tokenizer and its configuration; `names` are its special tokens by their roles."""
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {"added_tokens_decoder": decoder_of(tokenizer), **config, "tokenizer_class": kind}
-    write(folder, tokenizer_config=config)
+    config |= {"added_tokens_decoder": decoder_of(tokenizer), "tokenizer_class": kind}
+    write(folder, tokenizer_config=config | roles(names))
+
+
+def roles(names: dict[str, Any]) -> dict[str, Any]:
+    return {f"{role}_token": name for role, name in names.items()}
 
 
 def gpt2(folder: Path, lines: Lines, _: Train) -> None:
@@ -119,15 +125,15 @@ def gpt2(folder: Path, lines: Lines, _: Train) -> None:
 
 def smollm(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = byte_level(lines, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
-    names = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>", "pad_token": "<|im_end|>"}
-    save(folder, tokenizer, "GPT2Tokenizer", unk_token="<|endoftext|>", **names)
+    names = {"bos": "<|im_start|>", "eos": "<|im_end|>", "pad": "<|im_end|>"}
+    save(folder, tokenizer, "GPT2Tokenizer", names | {"unk": "<|endoftext|>"})
 
 
 def llama2(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = pieces(lines, ["<unk>", "<s>", "</s>"])
     tokenizer.post_processor = around(tokenizer, "<s>", "$A")
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
-    save(folder, tokenizer, "LlamaTokenizer", add_bos_token=True, legacy=False, **names)
+    names = {"bos": "<s>", "eos": "</s>", "unk": "<unk>", "pad": None}
+    save(folder, tokenizer, "LlamaTokenizer", names, add_bos_token=True, legacy=False)
 
 
 def llama3(folder: Path, lines: Lines, _: Train) -> None:
@@ -135,8 +141,8 @@ def llama3(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = byte_level(lines, names, LLAMA3)
     begins = around(tokenizer, "<|begin_of_text|>", "$A")
     tokenizer.post_processor = processors.Sequence([processors.ByteLevel(), begins])
-    roles = {"bos_token": "<|begin_of_text|>", "eos_token": "<|eot_id|>"}
-    save(folder, tokenizer, "PreTrainedTokenizerFast", **roles)
+    names = {"bos": "<|begin_of_text|>", "eos": "<|eot_id|>"}
+    save(folder, tokenizer, "PreTrainedTokenizerFast", names)
 
 
 def deepseek(folder: Path, lines: Lines, _: Train) -> None:
@@ -144,11 +150,8 @@ def deepseek(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = byte_level(lines, names, LLAMA3)
     tokenizer.post_processor = around(tokenizer, names[0], "$A")
     token = {"__type": "AddedToken", "lstrip": False, "normalized": True, "rstrip": False}
-    token |= {"single_word": False}
-    roles = {
-        f"{x}_token": token | {"content": y} for x, y in zip(("bos", "eos"), names, strict=True)
-    }
-    save(folder, tokenizer, "PreTrainedTokenizerFast", **roles)
+    bos, eos = (token | {"single_word": False, "content": name} for name in names)
+    save(folder, tokenizer, "PreTrainedTokenizerFast", {"bos": bos, "eos": eos})
 
 
 def qwen2(folder: Path, lines: Lines, _: Train) -> None:
@@ -156,8 +159,8 @@ def qwen2(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.add_special_tokens(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.add_tokens(["<tool_call>"])
-    names = {"bos_token": None, "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>"}
-    save(folder, tokenizer, "Qwen2Tokenizer", unk_token=None, add_bos_token=False, **names)
+    names = {"bos": None, "eos": "<|im_end|>", "pad": "<|endoftext|>", "unk": None}
+    save(folder, tokenizer, "Qwen2Tokenizer", names, add_bos_token=False)
 
 
 def old_qwen2(folder: Path, lines: Lines, _: Train) -> None:
@@ -179,16 +182,16 @@ def gemma(folder: Path, lines: Lines, _: Train) -> None:
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
     tokenizer.post_processor = around(tokenizer, "<bos>", "$A")
-    names = {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "pad", "unk")}
-    save(folder, tokenizer, "GemmaTokenizer", add_bos_token=True, **names)
+    names = {role: f"<{role}>" for role in ("bos", "eos", "pad", "unk")}
+    save(folder, tokenizer, "GemmaTokenizer", names, add_bos_token=True)
 
 
 def opt(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = byte_level(lines, ["<s>", "<pad>", "</s>", "<unk>"])
     tokenizer.model.save(str(folder))
     token = {"content": "</s>", "lstrip": False, "normalized": True, "rstrip": False}
-    names = {f"{role}_token": token | {"single_word": False} for role in ("bos", "eos", "unk")}
-    write(folder, special_tokens_map=names | {"pad_token": "<pad>"})
+    names = dict.fromkeys(("bos", "eos", "unk"), token | {"single_word": False})
+    write(folder, special_tokens_map=roles(names | {"pad": "<pad>"}))
     config = {"add_bos_token": True, "pad_token": "<pad>", "tokenizer_class": "GPT2Tokenizer"}
     write(folder, tokenizer_config=config)
 
@@ -197,7 +200,7 @@ def gpt_neox(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = byte_level(lines, ["<|endoftext|>", "<|padding|>"])
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.save(str(folder / "tokenizer.json"))
-    names = {f"{role}_token": "<|endoftext|>" for role in ("bos", "eos", "unk")}
+    names = roles(dict.fromkeys(("bos", "eos", "unk"), "<|endoftext|>"))
     kind = {"tokenizer_class": "GPTNeoXTokenizer", "add_prefix_space": False}
     write(folder, tokenizer_config=kind | names, special_tokens_map=names)
 
@@ -230,17 +233,13 @@ def old_roberta(folder: Path, lines: Lines, _: Train) -> None:
 def xlm_roberta(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = unigram(lines, ["<s>", "<pad>", "</s>", "<unk>"], [mask()])
     tokenizer.post_processor = around(tokenizer, "<s>", "$A", "</s>")
-    roles = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>"}
-    names = {f"{role}_token": name for role, name in roles.items()} | {"unk_token": "<unk>"}
-    save(folder, tokenizer, "XLMRobertaTokenizer", **names, mask_token="<mask>")
+    save(folder, tokenizer, "XLMRobertaTokenizer", FAIRSEQ | {"mask": "<mask>"})
 
 
 def mbart(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer = unigram(lines, ["<s>", "<pad>", "</s>", "<unk>"], [*MBART, mask()])
     tokenizer.post_processor = around(tokenizer, "$A", "</s>", "en_XX")
-    roles = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>"}
-    names = {f"{role}_token": name for role, name in roles.items()} | {"unk_token": "<unk>"}
-    save(folder, tokenizer, "MBartTokenizer", **names, mask_token="<mask>")
+    save(folder, tokenizer, "MBartTokenizer", FAIRSEQ | {"mask": "<mask>"})
 
 
 def nllb(folder: Path, lines: Lines, _: Train) -> None:
@@ -252,10 +251,8 @@ def nllb(folder: Path, lines: Lines, _: Train) -> None:
     tokenizer.train_from_iterator(lines, trainer)
     tokenizer.add_special_tokens([*NLLB, mask()])
     tokenizer.post_processor = around(tokenizer, "$A", "</s>", "eng_Latn")
-    roles = {"bos": "<s>", "eos": "</s>", "cls": "<s>", "sep": "</s>", "pad": "<pad>"}
-    names = {f"{role}_token": name for role, name in roles.items()} | {"unk_token": "<unk>"}
     more = {"additional_special_tokens": [*NLLB], "src_lang": None, "tgt_lang": None}
-    save(folder, tokenizer, "NllbTokenizer", **names, **more, mask_token="<mask>")
+    save(folder, tokenizer, "NllbTokenizer", FAIRSEQ | {"mask": "<mask>"}, **more)
 
 
 def m2m100(folder: Path, lines: Lines, train: Train) -> None:
@@ -268,8 +265,7 @@ def m2m100(folder: Path, lines: Lines, train: Train) -> None:
     known = [model.id_to_piece(i) for i in range(3, model.get_piece_size())]
     names = ["<s>", "<pad>", "</s>", "<unk>", *known]
     write(folder, vocab={name: i for i, name in enumerate(names)})
-    roles = {"bos": "<s>", "eos": "</s>", "sep": "</s>", "pad": "<pad>", "unk": "<unk>"}
-    tokens = {f"{role}_token": name for role, name in roles.items()}
+    tokens = roles({role: name for role, name in FAIRSEQ.items() if role != "cls"})
     write(folder, special_tokens_map=tokens | {"additional_special_tokens": languages})
     write(folder, tokenizer_config=tokens | {"tokenizer_class": "M2M100Tokenizer"})
 
@@ -297,8 +293,8 @@ def mt5(folder: Path, lines: Lines, _: Train) -> None:
     marks = [f"<extra_id_{number}>" for number in range(3)]
     tokenizer = unigram(lines, ["<pad>", "</s>", "<unk>"], marks)
     tokenizer.post_processor = around(tokenizer, "$A", "</s>")
-    names = {"eos_token": "</s>", "pad_token": "<pad>", "unk_token": "<unk>", "extra_ids": 0}
-    save(folder, tokenizer, "T5Tokenizer", **names, additional_special_tokens=marks)
+    names = {"eos": "</s>", "pad": "<pad>", "unk": "<unk>"}
+    save(folder, tokenizer, "T5Tokenizer", names, extra_ids=0, additional_special_tokens=marks)
 
 
 STYLES: dict[str, tuple[str, Callable[[Path, Lines, Train], None]]] = {

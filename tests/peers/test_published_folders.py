@@ -9,6 +9,7 @@ import pytest
 import jaxformer as jf
 from experiments.translation.grammar import sample_pair
 from jaxformer.errors import ConfigError
+from jaxformer.pipelines import score_pairs
 from jaxformer.pipelines.batching import bos_eos
 from tests.peers.published_styles import STYLES
 
@@ -75,6 +76,8 @@ def pair(request, torch, transformers, train_pieces, tmp_path_factory):
         for weights in model.parameters():
             if weights.requires_grad:  # Marian's sines stay sines
                 weights += 0.3 * torch.randn(weights.shape)
+    if name == "bart":
+        model.generation_config.forced_bos_token_id = ids["bos_token_id"]  # as published
     model.save_pretrained(folder)
     return Pair(name, folder, model, tokenizer, jf.load(folder))
 
@@ -98,6 +101,12 @@ def test_ids_in_and_text_out_are_theirs(pair, torch, assert_equal):
         found = jf.translate(ours, TEXTS, beam_size=2, max_new_tokens=7, **changes)
         wanted = [model.generate(each, **theirs)[0] for each in given]
         assert found == [tokenizer.decode(row, skip_special_tokens=True) for row in wanted]
+        if source is None:  # else a tokenizer asks for the language of the target, too
+            pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+            for pair, nats in zip(pairs, score_pairs(ours, pairs), strict=True):
+                both = tokenizer(pair[0], text_target=pair[1], return_tensors="pt")
+                assert_equal(-np.mean(nats), model(**both).loss.detach())
+                assert len(nats) == both["labels"].shape[1]
     elif isinstance(ours.model, jf.DecoderOnly):
         assert ours.tokenizer.encode_inputs(TEXTS) == rows
         found = jf.complete(ours, TEXTS, max_new_tokens=5, temperature=0.0)

@@ -1,4 +1,4 @@
-"""Models of `transformers` with their weights here. Run with `-m peer`; needs torch."""
+"""Models of `transformers` and ours with their weights: values, slopes, and back again."""
 
 import json
 import shutil
@@ -11,6 +11,7 @@ import jax
 import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
+from safetensors.numpy import save_file
 
 from jaxformer.config import (
     EmbeddingOptions,
@@ -19,17 +20,20 @@ from jaxformer.config import (
     NormOptions,
     TransformerConfig,
 )
+from jaxformer.config.positions import relative_buckets
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderOnly
+from jaxformer.ops import attention
 from jaxformer.pretrained import Loaded, load_pretrained, save_pretrained
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import canonical_names
-from jaxformer.pretrained.model_specs import spec_of
-from jaxformer.pretrained.weight_map import to_hf
+from jaxformer.pretrained.model_specs import param_shapes, spec_of
+from jaxformer.pretrained.weight_map import to_jax
 from jaxformer.text import tokenizers
-from tests.peers.pairs import weigh_ours, weigh_theirs
+from tests.peers.pairs import SIZES as TRANSLATORS
+from tests.peers.pairs import V, weigh_ours, weigh_theirs
+from tests.peers.pairs import build as build_translator
 
-safetensors_torch = pytest.importorskip("safetensors.torch", reason="needs the extra peers")
 pytestmark = pytest.mark.peer
 
 TINY = "tokenizers/checkpoints/hf-tiny"
@@ -62,6 +66,10 @@ NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_head
 NEOX |= {"hidden_size": 24}
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 HALF["rope_parameters"] |= {"partial_rotary_factor": 0.5}
+
+SILU = {"feed_forward_proj": "silu", "layer_norm_epsilon": 0.1}
+UNSHARED = {"share_encoder_decoder_embeddings": False}
+UNSCALED = {"activation_function": "gelu", "scale_embedding": False}
 
 # Each kind of head, and each switch of a family in each of its positions.
 CASES = [
@@ -120,10 +128,32 @@ CASES = [
     ("OPTForCausalLM", {"tie_word_embeddings": False, **SHALLOW}),
     ("OPTModel", {}),
     ("OPTForSequenceClassification", {"num_labels": 3}),
+    ("Bart", {"activation_function": "relu", "scale_embedding": True}),
+    ("M2M100", {"activation_function": "relu"}),
+    ("MBart", {"activation_function": "gelu", "scale_embedding": True}),
+    ("MT5", {"feed_forward_proj": "gated-gelu"}),
+    ("T5", {}),
+    ("T5", {"num_decoder_layers": 2, "d_kv": 5, "relative_attention_num_buckets": 4, **SILU}),
+    ("T5", {"tie_word_embeddings": False, "feed_forward_proj": "gated-gelu"}),
+    ("T5", {"feed_forward_proj": "gated-relu"}),
+    ("Marian", {}),
+    ("Marian", {**UNSHARED, "decoder_vocab_size": 17, **UNSCALED}),
+    ("Marian", {**UNSHARED, "tie_word_embeddings": False, "d_model": 14}),
 ]
 SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "roberta": BERT}
 SIZES |= {"xlm-roberta": BERT, "opt": OPT, "gpt_neox": NEOX}
 SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"), LLAMA)
+
+
+UNLIKE = dict.fromkeys(TRANSLATORS, {"decoder_layers": 2})
+UNLIKE["MT5"] = {"num_layers": 2, "num_decoder_layers": 1}
+UNLIKE["T5"] = UNLIKE["MT5"] | {"tie_word_embeddings": True}
+"""Encoder and decoder have unlike numbers of layers."""
+
+SOURCE = np.random.default_rng(0).integers(2, V - 1, (3, 7))
+TARGET = np.random.default_rng(1).integers(2, V - 1, (3, 5))
+VALID = np.arange(7) < np.array([[7], [4], [2]])
+SEQ2SEQ_IN = {"input_ids": SOURCE, "decoder_input_ids": TARGET, "attention_mask": VALID}
 
 
 @pytest.fixture(scope="module")
@@ -131,17 +161,21 @@ def make(torch, transformers):
     """A model of theirs with random weights, attending as their equations say."""
 
     def build(name, **changes):
-        kind = getattr(transformers, name)
-        sizes = SIZES[kind.config_class.model_type]
-        given = {"vocab_size": 23, "bos_token_id": 1, "eos_token_id": 2, **sizes, **changes}
-        config = kind.config_class(**deepcopy(given))  # it writes into the dicts of `given`
-        config._attn_implementation = "eager"
         torch.manual_seed(3)
-        model = kind(config).eval()
+        if name in TRANSLATORS:
+            model = build_translator(torch, transformers, name, **UNLIKE[name] | changes)
+        else:
+            kind = getattr(transformers, name)
+            sizes = SIZES[kind.config_class.model_type]
+            given = {"vocab_size": 23, "bos_token_id": 1, "eos_token_id": 2, **sizes, **changes}
+            model = kind(kind.config_class(**deepcopy(given)))  # which changes its dicts
+        model.set_attn_implementation("eager")
+        weights = [x for x in model.parameters() if x.requires_grad]  # Marian's sines stay sines
+        weights += [model.final_logits_bias] if hasattr(model, "final_logits_bias") else []
         with torch.no_grad():
-            for weights in model.parameters():
-                weights += 0.3 * torch.randn(weights.shape)
-        return model
+            for each in weights:
+                each += 0.3 * torch.randn(each.shape)
+        return model.eval()
 
     return build
 
@@ -149,6 +183,9 @@ def make(torch, transformers):
 def inputs_of(torch, model):
     """The arguments of their model and of ours."""
     name, ids = type(model).__name__, IDS
+    if model.config.is_encoder_decoder:
+        theirs = {name: torch.tensor(value) for name, value in SEQ2SEQ_IN.items()}
+        return theirs, (SOURCE, TARGET, VALID)
     if "Roberta" in name:
         ids = np.maximum(IDS, 2)  # 1 is padding, at which its vectors are others
         return {"input_ids": torch.tensor(ids)}, (ids, np.ones_like(PRESENT))
@@ -187,6 +224,7 @@ class Pair(NamedTuple):
     folder: Path
     inputs: dict  # theirs
     expected: Any  # their outputs
+    weights: list  # of the outputs, in the sum that has the gradients
     found: list  # ours
     state: dict  # what our modules recorded
     grads: dict  # ours, of a random weighting of the outputs; theirs are in their parameters
@@ -197,61 +235,98 @@ def pair(request, torch, make, tmp_path_factory):
     name, changes = request.param
     theirs, folder = make(name, **changes), tmp_path_factory.mktemp("theirs")
     theirs.save_pretrained(folder)
-    ours = load_pretrained(folder)
+    ours = load_pretrained(folder, attention_fn=attention.reference)
     theirs_in, ours_in = inputs_of(torch, theirs)
     expected = theirs(**theirs_in, output_hidden_states=True, output_attentions=True)
+    assert outputs(expected)[0].std() > 0.1
     weights = weigh_theirs(torch, outputs(expected))
-    grads, found, state = weigh_ours(
-        ours.model, ours.params, weights, *ours_in, method=method_of(theirs)
-    )
-    return Pair(theirs, ours, folder, theirs_in, expected, found, state, grads)
+    method = method_of(theirs)
+    grads, found, state = weigh_ours(ours.model, ours.params, weights, *ours_in, method=method)
+    return Pair(theirs, ours, folder, theirs_in, expected, weights, found, state, grads)
 
 
 def test_each_vector_and_weight_is_theirs(pair, assert_equal):
     expected = pair.expected
     for given, wanted in zip(pair.found, outputs(expected), strict=True):
         assert_equal(given, wanted.detach())
-    for given, wanted in zip(seen(pair, "weights"), expected.attentions, strict=True):
-        assert_equal(given, wanted.detach())
-    final, *blocks = seen(pair, "__call__")
-    for given, wanted in zip([*blocks[:-1], final], expected.hidden_states[1:], strict=True):
-        assert_equal(given, wanted.detach())
+    for stack, there, vectors, attentions in stacks(pair):
+        final, *blocks = seen(pair, *stack, "__call__")
+        # The last vectors of T5's decoder are theirs times d_model^-0.5.
+        factor = pair.ours.model.config.d_model**0.5 if stack == ["decoder"] and scaled(pair) else 1
+        for given, wanted in zip([*blocks[:-1], final * factor], vectors[1:], strict=True):
+            assert_equal(np.asarray(given)[there], wanted.detach().numpy()[there])
+        for part, weights in attentions.items():
+            for given, wanted in zip(seen(pair, *stack, part, "weights"), weights, strict=True):
+                queries = np.broadcast_to(there[:, None], given.shape[:3])
+                assert_equal(np.asarray(given)[queries], wanted.detach().numpy()[queries])
 
 
-def seen(pair, name):
-    """The values that our modules recorded under `name`, in the order of their paths."""
+def stacks(pair):
+    """Names on the paths of a stack's values, where a token is, and their vectors and weights."""
+    said = pair.expected
+    if not pair.theirs.config.is_encoder_decoder:
+        there = np.ones(IDS.shape, bool)
+        yield [], there, said.hidden_states, {"attention": said.attentions}
+        return
+    yield ["encoder"], VALID, said.encoder_hidden_states, {"attention": said.encoder_attentions}
+    both = {"attention": said.decoder_attentions, "cross_attention": said.cross_attentions}
+    yield ["decoder"], np.ones(TARGET.shape, bool), said.decoder_hidden_states, both
+
+
+def scaled(pair):
+    """True if the decoder's last vectors are theirs times d_model^-0.5."""
+    return getattr(pair.theirs.config, "scale_decoder_outputs", False)
+
+
+def seen(pair, *names):
+    """The values that our modules recorded at paths with all `names`, in the order of paths."""
     leaves = jax.tree_util.tree_leaves_with_path(pair.state)
-    return [leaf for path, leaf in leaves if f"'{name}'" in jax.tree_util.keystr(path)]
+    paths = [(jax.tree_util.keystr(path), leaf) for path, leaf in leaves]
+    return [leaf for path, leaf in paths if all(f"'{name}'" in path for name in names)]
 
 
 def test_the_gradient_is_theirs(pair, assert_equal):
+    """Where ours is theirs times c, the slope is theirs over c."""
+    theirs, model = pair.theirs, pair.ours.model
+    family = FAMILIES[theirs.config.model_type]
     config = json.loads((pair.folder / "config.json").read_text())
-    family = FAMILIES[config["model_type"]]
-    rows = [row for row in family.weight_map(spec_of(pair.ours.model), config) if row.hf]
-    leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(pair.grads, sep="/").items()}
-    zeros = dict(to_hf(rows, lambda path: np.zeros_like(leaves[path])))
-    given = {name: x - zeros[name] for name, x in to_hf(rows, leaves.__getitem__)}
-    wanted = {name: x.grad for name, x in pair.theirs.named_parameters() if x.grad is not None}
-    written = {name: row.hf[0] for row in rows for name in row.hf}
-    for canonical, name in canonical_names(family, wanted).items():
-        gradient = wanted[name]
-        most = max(1.0, abs(gradient).max().item())  # a sum's rounding is that of its terms
-        assert_equal(given.pop(written[canonical]) / most, gradient / most, 1e-4)
-    assert len(wanted) > 8
-    assert all(not np.any(rest) for rest in given.values())
+    rows = family.weight_map(spec_of(model), config)
+    leaves = {name: x for name, x in theirs.named_parameters() if x.requires_grad}
+    slopes = {n: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for n, x in leaves.items()}
+    if hasattr(theirs, "final_logits_bias"):  # a buffer there, which has no gradient
+        slopes["final_logits_bias"] = pair.weights[0].sum((0, 1))[None]
+    names = canonical_names(family, slopes)
+    shapes = param_shapes(model)
+    expected = to_jax(rows, shapes, names, lambda name: slopes[names[name]])
+    zero = to_jax(rows, shapes, names, lambda name: np.zeros_like(slopes[names[name]]))
+    t5 = theirs.config.model_type in ("t5", "mt5")
+    stored = {path for row in rows if row.hf for path in row.jax}
+    for path, leaf in flatten_dict(pair.grads, sep="/").items():
+        if path not in stored:
+            continue
+        square = 1.0
+        if t5 and path.endswith("query/kernel"):
+            square = model.config.key_size
+        elif path == "decoder/final_norm/scale" and scaled(pair):
+            square = 1 / model.config.d_model
+        given, wanted = np.asarray(leaf), (expected[path] - zero[path]) / square
+        if path.endswith("embedding/table") and theirs.config.is_encoder_decoder and not t5:
+            pad = theirs.config.pad_token_id  # theirs never learns its row
+            given, wanted = np.delete(given, pad, 0), np.delete(wanted, pad, 0)
+        most = max(1.0, abs(wanted).max())  # a sum's rounding is that of its terms
+        assert_equal(given / most, wanted / most, 1e-4)
+    assert sum(np.any(x) for x in slopes.values()) > 8
 
 
 def test_transformers_loads_what_we_save(pair, torch, tmp_path, assert_equal):
-    theirs, ours = pair.theirs, pair.ours
-    save_pretrained(
-        tmp_path / "ours",
-        ours.model,
-        ours.params,
-        family=theirs.config.model_type,
-        token_ids={"pad_token_id": theirs.config.pad_token_id},
-    )
+    theirs, ours, config = pair.theirs, pair.ours, pair.theirs.config
+    ids = {name: getattr(config, name, None) for name in ("pad_token_id", "eos_token_id")}
+    ids["decoder_start_token_id"] = getattr(config, "decoder_start_token_id", None)
+    ids = {name: value for name, value in ids.items() if value is not None}
+    family = config.model_type
+    save_pretrained(tmp_path / "ours", ours.model, ours.params, family=family, token_ids=ids)
     back, said = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
-    assert not said["missing_keys"] and not said["mismatched_keys"]
+    assert not any(said.values()), said
     with torch.no_grad():
         given = outputs(back.eval()(**pair.inputs))
     for part, wanted in zip(given, outputs(pair.expected), strict=True):
@@ -286,44 +361,58 @@ def test_a_switch_that_we_lack_is_refused_before_its_weights_mislead(make, tmp_p
         load_pretrained(tmp_path)
 
 
-@pytest.fixture
-def tiny(tmp_path, real_data):
-    """A copy of one of the small checkpoints, which may be written to."""
-
-    def copy(name):
-        source = real_data / TINY / name
-        return shutil.copytree(source, tmp_path / name, copy_function=shutil.copyfile)
-
-    return copy
-
-
-def test_the_published_bert_is_converted_and_classifies(torch, transformers, tiny, assert_equal):
-    folder = tiny("BertForSequenceClassification")
-    with pytest.raises(DataError, match="can run code"):
-        load_pretrained(folder)
-    tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
-    safetensors_torch.save_file(tensors, folder / "model.safetensors")
+@pytest.mark.parametrize(
+    "name", ["BertForSequenceClassification", "gpt2", "T5ForConditionalGeneration"]
+)
+def test_a_published_checkpoint_says_the_same_here(
+    name, torch, transformers, real_data, tmp_path, assert_equal
+):
+    folder = tmp_path / name
+    shutil.copytree(real_data / TINY / name, folder, copy_function=shutil.copyfile)
+    if not (folder / "model.safetensors").exists():
+        with pytest.raises(DataError, match="can run code"):
+            load_pretrained(folder)
+        tensors = torch.load(folder / "pytorch_model.bin", weights_only=True)
+        arrays = {name: tensor.numpy() for name, tensor in tensors.items()}
+        save_file(arrays, folder / "model.safetensors")  # torch's function refuses tied tensors
     ours = load_pretrained(folder)
-    theirs = transformers.BertForSequenceClassification.from_pretrained(folder).eval()
-    rows = ours.tokenizer.encode_batch(["a short text", "another one, and a little longer"])
-    ids = np.zeros((2, max(map(len, rows))), np.int64)
-    for row, given in zip(ids, rows, strict=True):
-        row[: len(given)] = given
-    present = np.arange(ids.shape[1]) < np.array([[len(row)] for row in rows])
+    (text,) = ours.tokenizer.decode_batch(ours.tokenizer.encode_batch(["a short text"]))
+    assert text == "a short text" or name == "gpt2"
+    theirs = getattr(transformers, "GPT2Model" if name == "gpt2" else name).from_pretrained(folder)
+    names = [*SEQ2SEQ_IN] if "T5" in name else ["input_ids", "attention_mask"]
+    inputs = {key: SEQ2SEQ_IN[key] for key in (names[:1] if name == "gpt2" else names)}
     with torch.no_grad():
-        found = theirs(torch.tensor(ids), torch.tensor(present.astype(np.int64))).logits
-    assert_equal(jax.jit(ours.model.apply)({"params": ours.params}, ids, present), found)
+        (found, *_) = outputs(theirs.eval()(**{key: torch.tensor(x) for key, x in inputs.items()}))
+    method = "hidden" if name == "gpt2" else None
+    assert_equal(ours.model.apply({"params": ours.params}, *inputs.values(), method=method), found)
 
 
-def test_the_published_gpt2_gives_the_same_vectors(torch, transformers, tiny, assert_equal):
-    folder = tiny("gpt2")
-    ours = load_pretrained(folder)
-    theirs = transformers.GPT2Model.from_pretrained(folder).eval()
-    ids = np.random.default_rng(0).integers(0, 21, (2, 11))
-    with torch.no_grad():
-        found = theirs(torch.tensor(ids)).last_hidden_state
-    assert_equal(ours.model.apply({"params": ours.params}, ids, method="hidden"), found)
-    assert ours.tokenizer.vocab_size == 21
+def test_the_encoder_of_t5_says_the_same_alone(torch, transformers, tmp_path, assert_equal):
+    theirs = transformers.T5EncoderModel(transformers.T5Config(**TRANSLATORS["T5"])).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    loaded = load_pretrained(tmp_path / "theirs")
+    assert isinstance(loaded.model, EncoderOnly)
+    ours = jax.jit(loaded.model.apply)({"params": loaded.params}, SOURCE, VALID).hidden
+    save_pretrained(tmp_path / "ours", loaded.model, loaded.params)
+    back = transformers.T5EncoderModel.from_pretrained(tmp_path / "ours").eval()
+    for model in (theirs, back):
+        with torch.no_grad():
+            expected = model(torch.tensor(SOURCE), torch.tensor(VALID)).last_hidden_state.numpy()
+        assert_equal(np.asarray(ours)[VALID], expected[VALID])
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_buckets_are_theirs_up_to_a_thousand(torch, transformers, causal):
+    from transformers.models.t5.modeling_t5 import T5Attention
+
+    queries, keys = np.arange(0, 1100, 7), np.arange(1100)
+    for buckets, farthest in ((4, 3), (6, 8), (8, 128), (31, 100), (32, 128), (64, 1000)):
+        theirs = T5Attention._relative_position_bucket(
+            torch.tensor(keys[None] - queries[:, None]), not causal, buckets, farthest
+        )
+        distances = queries[:, None] - keys[None]
+        ours = relative_buckets(distances, buckets, farthest, causal)
+        assert np.array_equal(ours, theirs.numpy())
 
 
 def test_a_word_list_of_bert_is_saved_as_they_read_it(torch, transformers, random_params, tmp_path):
