@@ -113,10 +113,7 @@ class Lease(Lock):
         new.create(self._content())
 
     def _read(self) -> dict[str, Any]:
-        """The content of the object; empty if it is not there or not JSON."""
-        with suppress(FileNotFoundError, ValueError):
-            return json.loads(self._object.read_bytes())
-        return {}
+        return _holder(self._object)
 
     def _content(self) -> bytes:
         content = {
@@ -137,16 +134,22 @@ def lock(folder: Path) -> Lock:
     return Lease(folder) if storage.is_in_bucket(folder) else FileLock(folder)
 
 
+def _holder(path: Path) -> dict[str, Any]:
+    """The content of a lock in a bucket; empty if it is not there, expired if it is a local one."""
+    with suppress(FileNotFoundError, ValueError):
+        content = json.loads(path.read_bytes())
+        return content if isinstance(content, dict) else {"expires": 0.0}
+    return {}
+
+
 def is_locked(folder: Path) -> bool:
     """True while a process holds the lock of `folder`, which this neither takes nor creates."""
     path = folder / _NAME
     if not path.is_file():
         return False
     if storage.is_in_bucket(folder):
-        with suppress(OSError, ValueError):
-            holder = json.loads(path.read_bytes())
-            return isinstance(holder, dict) and _is_alive(holder)
-    elif importlib.util.find_spec("fcntl") is not None:
+        return _is_alive(_holder(path))
+    if importlib.util.find_spec("fcntl") is not None:
         import fcntl
 
         with path.open("rb") as file, suppress(OSError):

@@ -15,6 +15,7 @@ import jaxformer as jf
 from experiments import runs
 from experiments.harness import cli
 from experiments.harness.results.comparing import compare
+from experiments.harness.results.run_facts import state_of
 from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.runs.run_folder import Run
@@ -151,8 +152,11 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
         scores = json.loads((here / "scores.json").read_text())
         assert json.loads(printed.splitlines()[-1])["chrf"] == scores["chrf"]
         runs.main(["list", f"{bucket_url}/runs"])
-        assert "/runs/translation/tiny  done   7 of 7" in capsys.readouterr().out
+        assert f"{there}  done   7 of 7" in capsys.readouterr().out
         assert results_of([there], "own") == results_of([here], "own")
+    with lock(there / "checkpoints"):  # in place of the local lock, which was uploaded
+        assert state_of(there) == "running"
+    assert state_of(there) == "done"
     # The last line is longer than the model takes.
     samples = {side: x[:-1] for side, x in read_table(here / "samples" / "test.tsv").items()}
     to_path(f"{bucket_url}/in").write_text("\n".join(samples["source"]))
