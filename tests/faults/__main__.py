@@ -14,129 +14,101 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxformer import optional_dependencies
 from tests.faults import (
-    bucket_trainings,
-    choices,
     damage,
     files,
     folders,
     kills,
     mutations,
     nonfinite,
-    peers,
-    remote,
-    resumes,
     shortages,
-    signals,
     soak,
+    stops,
 )
 from tests.faults.children import Count
 
 
 class Fault(NamedTuple):
-    """An injection: what it is, and what counts its tries in the short and in the full form.
+    """An injection: its name, what counts its tries in an empty folder, and further arguments.
 
-    Each takes an empty folder of its own; None leaves the injection out of that form.
+    `short` and `full` are those of the two forms; where `short` is None it has no short form.
     """
 
     name: str
-    short: Callable[[Path], Count] | None
-    full: Callable[[Path], Count]
-    packages: tuple[str, ...] = ()
-    """Those of extras that it needs."""
+    count: Callable[..., Count]
+    short: tuple[Any, ...] | None = None
+    full: tuple[Any, ...] = ()
 
 
 FAULTS = (
+    Fault("F1 kill -9 at a random moment of asynchronous saving", kills.at_random, (6,), (100,)),
     Fault(
-        "F1 kill -9 at a random moment of asynchronous saving",
-        lambda folder: kills.at_random(folder, 6),
-        lambda folder: kills.at_random(folder, 100),
-    ),
-    Fault(
-        "F2 every file of the newest checkpoint damaged in 8 ways",
-        lambda folder: damage.every_file(folder, every=3),
-        lambda folder: damage.every_file(folder, every=1),
+        "F2 every file of the newest checkpoint damaged in 8 ways", damage.every_file, (3,), (1,)
     ),
     Fault(
         "F3 kill -9 before, in and after committing, and while an old step is removed",
-        lambda folder: kills.at_a_point(folder, 1),
-        lambda folder: kills.at_a_point(folder, 10),
+        kills.at_a_point,
+        short=(1,),
+        full=(10,),
     ),
-    Fault("F4 stopped at 5 points of two epochs, resumed", None, resumes.at_points),
+    Fault("F4 stopped at 5 points of two epochs, resumed", stops.at_points),
     Fault(
         "F4 SIGTERM at a random moment of compiling, stepping, evaluating or saving, resumed",
-        None,
-        lambda folder: signals.at_random(folder, 20),
+        stops.at_random,
+        full=(20,),
     ),
-    Fault("F5 the disk is full while saving", folders.full_disk, folders.full_disk),
-    Fault("F5 the disk is full for 1, 2 or all saves of a training", None, shortages.disk),
-    Fault("F5 a step finds no memory", None, shortages.memory),
+    Fault("F5 the disk is full while saving", folders.full_disk, short=()),
+    Fault("F5 the disk is full for 1, 2 or all saves of a training", shortages.disk),
+    Fault("F5 a step finds no memory", shortages.memory),
     Fault(
         "F6 NaN, inf and -inf in loss, gradient or input, at 4 steps, 1, 3 or 9 in a row",
-        lambda folder: nonfinite.grid(("whole",)),
-        lambda folder: nonfinite.grid(("whole", "accumulated", "devices")),
+        nonfinite.grid,
+        short=("whole",),
+        full=("whole", "accumulated", "devices"),
     ),
     Fault(
-        "F7 noise, a cut or a flipped bit in a small file of a run",
-        lambda folder: files.damaged(folder, 32),
-        lambda folder: files.damaged(folder, 200),
+        "F7 noise, a cut or a flipped bit in a small file of a run", files.damaged, (32,), (200,)
     ),
+    Fault("F8 a process of two, or their coordinator, killed, both resumed", stops.of_two),
+    Fault("F9 another model, optimizer or state on resume", mutations.states),
+    Fault("F9 another setting, edited text or tokenizer on resume", mutations.settings),
+    Fault("F14 the best evaluation lies between two saves, also killed there", stops.best),
+    Fault("F14 a validation that is not finite", shortages.not_finite),
+    Fault("F14 a step that weights.json names is gone", shortages.gone),
+    Fault("F14 a model larger than the memory", shortages.too_large),
+    Fault("F10 hostile manifests", damage.hostile, short=()),
     Fault(
-        "F8 a process of two, or their coordinator, killed, both resumed",
-        None,
-        lambda folder: peers.killed(folder, len(peers.KILLS)),
+        "F11 compiled programs in the cache cut short or overwritten", shortages.cache, full=(5,)
     ),
-    Fault("F9 another model, optimizer or state on resume", None, mutations.states),
-    Fault(
-        "F9 another setting, edited text or tokenizer on resume",
-        None,
-        mutations.settings,
-    ),
-    Fault("F14 the best evaluation lies between two saves, also killed there", None, choices.best),
-    Fault("F14 a validation that is not finite", None, choices.not_finite),
-    Fault("F14 a step that weights.json names is gone", None, choices.gone),
-    Fault("F14 a model larger than the memory", None, choices.too_large),
-    Fault("F10 hostile manifests", damage.hostile, damage.hostile),
-    Fault(
-        "F11 compiled programs in the cache cut short or overwritten",
-        None,
-        lambda folder: shortages.cache(folder, 5),
-    ),
-    Fault(
-        "F11 a soak of 5,000 steps, 100 saves and 50 evaluations",
-        None,
-        lambda folder: soak.watched(folder, 5_000),
-    ),
+    Fault("F11 a soak of 5,000 steps, 100 saves and 50 evaluations", soak.watched, full=(5_000,)),
     Fault(
         "F13 kill -9 at a random moment of a training in a bucket, resumed",
-        None,
-        lambda folder: bucket_trainings.killed(folder, 20),
-        bucket_trainings.PACKAGES,
+        stops.in_a_bucket,
+        full=(20,),
     ),
-    Fault("F12 the clock goes back while training", None, shortages.clock),
+    Fault("F12 the clock goes back while training", shortages.clock),
     Fault(
         "F12 two runs in a folder, a read-only folder, a folder removed while running",
         folders.misused,
-        folders.misused,
+        short=(),
     ),
     Fault(
         "F13 kill -9 at a random moment of saving to a bucket, or of removing from it",
-        None,
-        lambda _: remote.killed(10),
+        folders.in_a_bucket(kills.at_random),
+        full=(10,),
     ),
     Fault(
         "F13 every object of the newest checkpoint in a bucket damaged in 8 ways",
-        None,
-        lambda _: remote.damaged(every=4),
+        folders.in_a_bucket(damage.every_file),
+        full=(4,),
     ),
-    Fault("F13 one of 10 requests to a bucket fails or is slow", None, lambda _: remote.troubled()),
+    Fault("F13 one of 10 requests to a bucket fails or is slow", folders.troubled),
     Fault(
         "F13 two runs in a bucket, a run taken over, a read-only bucket, none of the name",
-        None,
-        lambda _: remote.misused(),
+        folders.misused_bucket,
     ),
 )
 
@@ -157,8 +129,8 @@ def run(pool: Executor, *, full: bool, only: str = "") -> Iterable[dict]:
         for number, fault in enumerate(FAULTS)
         if only in fault.name and getattr(fault, form) is not None
     ]
-    for name in {name for number in chosen for name in FAULTS[number].packages}:
-        optional_dependencies.load(name)
+    if any("bucket" in FAULTS[number].name for number in chosen):
+        optional_dependencies.load("gcsfs")
     with tempfile.TemporaryDirectory(dir=_place()) as root:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
@@ -170,7 +142,7 @@ def _row(root: Path, form: str, number: int) -> dict:
     began, used = time.monotonic(), _processor_seconds()
     folder = root / str(number)
     folder.mkdir()
-    found = getattr(FAULTS[number], form)(folder)
+    found = FAULTS[number].count(folder, *getattr(FAULTS[number], form))
     shutil.rmtree(folder)
     seconds = round(time.monotonic() - began, 1)
     used = round(_processor_seconds() - used, 1)

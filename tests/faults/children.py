@@ -1,5 +1,6 @@
 """Processes to be killed: forked from one that has imported all and touched no device."""
 
+import itertools
 import json
 import os
 import random
@@ -7,9 +8,10 @@ import signal
 import sys
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
+from unittest import mock
 
 _PATIENCE = 900  # seconds after which a child that hangs is ended
 
@@ -22,13 +24,15 @@ class Count(NamedTuple):
     silent: int
 
 
-def counted(outcomes: list[str]) -> Count:
-    """The count of "survived", "silent" and anything else, which is printed."""
-    for outcome in outcomes:
+def counted(outcomes: Iterable[tuple[Any, str]]) -> Count:
+    """The count of tries, each with its name: "survived", "silent ..." and others are printed."""
+    said = []
+    for name, outcome in outcomes:
+        said.append(outcome)
         if outcome != "survived":
-            print(f"  {outcome}", file=sys.stderr)
-    silent = sum(outcome.startswith("silent") for outcome in outcomes)
-    return Count(len(outcomes), outcomes.count("survived"), silent)
+            print(f"  {name}: {outcome}", file=sys.stderr)
+    silent = sum(outcome.startswith("silent") for outcome in said)
+    return Count(len(said), said.count("survived"), silent)
 
 
 def drawn(seed: int) -> random.Random:
@@ -69,9 +73,9 @@ class Child:
         return code
 
 
-def in_child(work: Callable[[], Any]) -> Any:
-    """The result of `work()` in a process of its own, which may use devices."""
-    child = Child(lambda tell: tell(work()))
+def in_child(work: Callable[..., Any], *args: Any) -> Any:
+    """The result of `work(*args)` in a process of its own, which may use devices."""
+    child = Child(lambda tell: tell(work(*args)))
     told = list(child.told())
     code = child.wait()
     if code != 0 or len(told) != 1:
@@ -79,20 +83,30 @@ def in_child(work: Callable[[], Any]) -> Any:
     return told[0]
 
 
-@contextmanager
-def kill_at(owner: Any, name: str, last: Callable[..., None]) -> Iterator[None]:
-    """Within it, a call of `owner.name` does `last` instead and kills this process."""
-    call = getattr(owner, name)
+def counted_in_child(work: Callable[..., Iterable[tuple[Any, str]]], *args: Any) -> Count:
+    """The count of the tries that `work(*args)` makes in a process of its own."""
+    return counted(in_child(lambda: list(work(*args))))
 
-    def killing(*args: Any, **named: Any) -> None:
-        last(*args, **named)
-        os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(owner, name, killing)
-    try:
-        yield
-    finally:
-        setattr(owner, name, call)
+def in_calls(
+    owner: Any, name: str, visit: Callable[..., Iterator[None]]
+) -> AbstractContextManager[Any]:
+    """Within it each call of `owner.name` happens at the `yield` of `visit(number, *args)`.
+
+    Calls are numbered from 1.
+    """
+    call, numbers = getattr(owner, name), itertools.count(1)
+
+    def visited(*args: Any, **named: Any) -> Any:
+        with contextmanager(visit)(next(numbers), *args):
+            return call(*args, **named)
+
+    return mock.patch.object(owner, name, visited)
+
+
+def die(number: int = signal.SIGKILL) -> None:
+    """Sends this process a signal."""
+    os.kill(os.getpid(), number)
 
 
 def _work_and_leave(work: Callable, writing: int) -> None:

@@ -1,15 +1,14 @@
 """Damage to the files of the newest checkpoint, and manifests written with bad intent."""
 
 import json
-import shutil
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from random import Random
 
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError
 from tests.faults import children, states
@@ -18,29 +17,18 @@ from tests.faults.children import Count
 OLDER, NEWEST = 3, 5
 
 
-def _flip(path: Path, random: Random) -> None:
-    content = bytearray(path.read_bytes())
-    if content:
-        content[random.randrange(len(content))] ^= 1 << random.randrange(8)
-    path.write_bytes(content)
+def flip(content: bytes, random: Random) -> bytes:
+    """`content` with another bit."""
+    place, bit = random.randrange(len(content)), 1 << random.randrange(8)
+    return content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
 
 
-def _halve(path: Path, random: Random) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2])
-
-
-def _zero_tail(path: Path, random: Random) -> None:
-    content = path.read_bytes()
-    path.write_bytes(content[: len(content) // 2] + bytes(len(content) - len(content) // 2))
-
-
-WAYS: tuple[Callable[[Path, Random], None], ...] = (
-    lambda path, random: path.write_bytes(b""),
-    _halve,
-    _zero_tail,
-    lambda path, random: path.unlink(),
-    *(_flip,) * 4,
+WAYS: tuple[Callable[[bytes, Random], bytes | None], ...] = (
+    lambda content, random: b"",
+    lambda content, random: content[: len(content) // 2],
+    lambda content, random: content[: len(content) // 2] + bytes(-(-len(content) // 2)),
+    lambda content, random: None,  # no file
+    *(flip,) * 4,
 )
 
 HOSTILE = (
@@ -57,51 +45,47 @@ HOSTILE = (
 )
 
 
-def every_file(folder: Path, *, every: int) -> Count:
+def every_file(folder: Path, every: int) -> Count:
     """Each file of the newest step, damaged in each way, or in one of `every` of these cases.
 
     The step before must be restored, with a warning. What leaves a file as it was is no try.
     """
-    return Count(*children.in_child(partial(_damage_all, folder, every)))
+    return children.counted_in_child(_damage_all, folder, every)
 
 
 def hostile(folder: Path) -> Count:
     """A newest step whose manifest, with a right CRC-32 of its own, asks for something else."""
-    return Count(*children.in_child(partial(_rewrite_all, folder)))
+    return children.counted_in_child(_rewrite_all, folder)
 
 
-def _damage_all(folder: Path, every: int) -> Count:
-    states.make_folder(folder / "whole", (OLDER, NEWEST))
-    newest = folder / "whole" / str(NEWEST)
-    names = sorted(path.relative_to(newest) for path in newest.rglob("*") if path.is_file())
-    cases = [(name, way) for name in names for way in range(len(WAYS))]
-    outcomes = []
+def _damage_all(folder: Path, every: int) -> Iterator[tuple[str, str]]:
+    states.make_folder(folder, (OLDER, NEWEST))
+    newest, remote = folder / str(NEWEST), storage.is_in_bucket(folder)
+    whole = {name: (newest / name).read_bytes() for name in sorted(storage.lengths(newest))}
+    cases = [(name, way) for name in whole for way in range(len(WAYS))]
     for number, (name, way) in enumerate(cases):
-        if number % every == 0:
-            copy = shutil.copytree(folder / "whole", folder / "copy")
-            path = copy / str(NEWEST) / name
-            before = path.read_bytes()
-            WAYS[way](path, children.drawn(number))
-            if not path.exists() or path.read_bytes() != before:
-                said = restored(Checkpoints(copy), start=True)
-                outcomes.append(f"{name}, way {way}: {said}" if said != "survived" else said)
-            shutil.rmtree(copy)
-    return children.counted(outcomes)
+        damaged = WAYS[way](whole[name], children.drawn(number)) if whole[name] else None
+        if number % every or damaged == whole[name]:
+            continue
+        if damaged is None:
+            (newest / name).unlink()
+        else:
+            (newest / name).write_bytes(damaged)
+        yield f"{name}, way {way}", restored(Checkpoints(folder), start=not remote)
+        for each in [name] if remote else whole:  # a start may have removed the others
+            (newest / each).parent.mkdir(parents=True, exist_ok=True)
+            (newest / each).write_bytes(whole[each])
 
 
-def _rewrite_all(folder: Path) -> Count:
-    states.make_folder(folder / "whole", (OLDER, NEWEST))
-    outcomes = []
+def _rewrite_all(folder: Path) -> Iterator[tuple[str, str]]:
+    states.make_folder(folder, (OLDER, NEWEST))
+    path = folder / str(NEWEST) / "MANIFEST.json"
+    whole = json.loads(path.read_text())
+    whole.pop("crc32")
     for changes in HOSTILE:
-        copy = shutil.copytree(folder / "whole", folder / "copy")
-        path = copy / str(NEWEST) / "MANIFEST.json"
-        content = json.loads(path.read_text()) | changes
-        content.pop("crc32")
-        rest = json.dumps(content).encode()[1:]
+        rest = json.dumps(whole | changes).encode()[1:]
         path.write_bytes(b'{"crc32": "%08x", ' % zlib.crc32(rest) + rest)
-        outcomes.append(restored(Checkpoints(copy), start=True))
-        shutil.rmtree(copy)
-    return children.counted(outcomes)
+        yield str(changes), restored(Checkpoints(folder), start=True)
 
 
 def restored(checkpoints: Checkpoints, *, start: bool) -> str:

@@ -3,8 +3,7 @@
 import contextlib
 import io
 import shutil
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -14,8 +13,10 @@ from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.translation import prepare
 from experiments.translation.presets import TranslationConfig
 from jaxformer.config import to_plain
-from tests.faults import children, mutations, states, trainings
+from tests.faults import children, mutations, states
 from tests.faults.children import Count
+from tests.faults.damage import flip
+from tests.faults.trainings import Training
 
 CODES = (2, 65, 66)
 STEPS = (3, 5)
@@ -31,12 +32,7 @@ def _cut(content: bytes, random: Random) -> bytes:
     return content[: random.randrange(len(content))]
 
 
-def _flip(content: bytes, random: Random) -> bytes:
-    place, bit = random.randrange(len(content)), 1 << random.randrange(8)
-    return content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :]
-
-
-WAYS: tuple[Callable[[bytes, Random], bytes], ...] = (_noise, _cut, _flip)
+WAYS: tuple[Callable[[bytes, Random], bytes], ...] = (_noise, _cut, flip)
 
 
 def damaged(folder: Path, tries: int) -> Count:
@@ -47,12 +43,11 @@ def damaged(folder: Path, tries: int) -> Count:
     are free: config.json is for people to edit, so that a use may find another valid setting, and
     metrics.jsonl, from which nothing is computed, may hold another number.
     """
-    return Count(*children.in_child(partial(_damaged, folder, tries)))
+    args = Training(folder, {"--runs": folder / "runs"}).args
+    return children.counted_in_child(_damaged, args, folder / "whole", tries)
 
 
-def _damaged(folder: Path, tries: int) -> Count:
-    trainings.load_libraries()
-    args = trainings.settings(folder) | {"--runs": folder / "runs"}
+def _damaged(args: dict[str, Any], whole: Path, tries: int) -> Iterator[tuple[str, str]]:
     run, config = mutations.prepared(args), mutations.parsed(args)
     states.make_folder(run / "checkpoints", STEPS)
     checkpoint_selection.note(run, [STEPS[0]], "params", validation_bleu=7.3)
@@ -62,19 +57,17 @@ def _damaged(folder: Path, tries: int) -> Count:
     log.close()
     names = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
     names = [name for name in names if name.parts[0] not in ("checkpoints", "tensorboard")]
-    shutil.copytree(run, folder / "whole")
+    shutil.copytree(run, whole)
     expected = [_asked(use, config, run)[2] for use in (_resumed, _used)]
-    outcomes = []
     for number in range(tries):
         shutil.rmtree(run)
-        shutil.copytree(folder / "whole", run)
+        shutil.copytree(whole, run)
         random, name = children.drawn(number), names[number % len(names)]
         content = (run / name).read_bytes()
         (run / name).write_bytes(random.choice(WAYS)(content, random))
         which = number // len(names) % 2
         said = judge(name.name, *_asked((_resumed, _used)[which], config, run), expected[which])
-        outcomes.append(f"try {number}, {name}: {said}" if said != "survived" else said)
-    return children.counted(outcomes)
+        yield f"try {number}, {name}", said
 
 
 def _asked(use: Callable, config: TranslationConfig, run: Path) -> tuple[int, str, Any]:

@@ -1,15 +1,17 @@
-"""Folders that cannot be written, that belong to another run, or that disappear."""
+"""Folders that cannot be written, that belong to another run or disappear, here and in a bucket."""
 
+import json
 import os
 import resource
 import shutil
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
+from tests import buckets
 from tests.faults import children, states
 from tests.faults.children import Child, Count
 
@@ -18,15 +20,76 @@ LIMITS = (0, 40, 250, 1_000, 10_000, 100_000)
 
 def full_disk(folder: Path) -> Count:
     """Saves that run out of room, by a limit on the length of a file, at six places."""
-    outcomes = children.in_child(lambda: [_fill(folder / str(n), n) for n in LIMITS])
-    return children.counted(outcomes)
+    return children.counted_in_child(
+        lambda: [(limit, _fill(folder / str(limit), limit)) for limit in LIMITS]
+    )
 
 
 def misused(folder: Path) -> Count:
     """Three folders that must be refused with a sentence, and nothing lost."""
-    cases = (two_runs, _read_only, _removed)
-    outcomes = [case(folder / case.__name__.strip("_")) for case in cases]
+    return children.counted(
+        (case.__name__, case(folder / case.__name__)) for case in (_two_runs, _read_only, _removed)
+    )
+
+
+def in_a_bucket(cases: Callable[..., Count]) -> Callable[..., Count]:
+    """`cases` with an empty folder of an emulated bucket in place of a local one."""
+
+    def there(folder: Path, *args: Any) -> Count:
+        with buckets.serving():
+            # Children are forked from a process that has imported all and sent no request.
+            return cases(storage.to_path("gs://bucket/checkpoints"), *args)
+
+    return there
+
+
+@in_a_bucket
+def troubled(folder: Path) -> Count:
+    """Saves and restores while one request of ten fails, or is slow."""
+
+    def save_and_restore(place: Path) -> str:
+        with Checkpoints(place) as checkpoints:
+            states.save(checkpoints, 3)
+        return "survived" if states.is_right(Checkpoints(place)) else "silent: other bits"
+
+    outcomes = []
+    for fault in ({"fail_every": 10}, {"slow_every": 10, "seconds": 0.1}):
+        with buckets.injected(**fault):
+            place = folder / next(iter(fault))
+            outcomes.append((fault, children.in_child(save_and_restore, place)))
     return children.counted(outcomes)
+
+
+@in_a_bucket
+def misused_bucket(folder: Path) -> Count:
+    """Two writers, one that was taken over, one that may only read, a bucket that is not there."""
+
+    def taken_over() -> str:
+        with Checkpoints(folder) as first:
+            states.save(first, 3)
+            first.wait()
+            content = json.loads((folder / ".lock").read_text())
+            (folder / ".lock").write_text(json.dumps(content | {"expires": 0}))
+            with Checkpoints(folder) as second:
+                states.save(second, 5)
+                said = refusal(lambda: states.save(first, 7), folder)
+        right = Checkpoints(folder).steps() == [3, 5] and states.is_right(Checkpoints(folder))
+        return said if right else "silent: the second run's step is not there"
+
+    def read_only() -> str:
+        with buckets.injected(read_only=True):
+            said = refused_start(folder)
+            return said if states.is_right(Checkpoints(folder)) else "silent: other bits were read"
+
+    absent = storage.to_path(os.fspath(folder).replace("bucket", "absent"))
+    return children.counted(
+        [
+            ("two runs", _two_runs(folder)),
+            ("taken over", children.in_child(taken_over)),
+            ("read-only", children.in_child(read_only)),
+            ("absent", children.in_child(refused_start, absent)),
+        ]
+    )
 
 
 def _fill(folder: Path, limit: int) -> str:
@@ -39,15 +102,15 @@ def _fill(folder: Path, limit: int) -> str:
         said = refusal(lambda: (states.save(checkpoints, 5), checkpoints.wait()), folder)
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         if said != "survived":
-            return f"limit {limit}: {said}"
+            return said
         if checkpoints.steps() != [3] or not states.is_right(checkpoints):
-            return f"silent: limit {limit} left {checkpoints.steps()}"
+            return f"silent: it left {checkpoints.steps()}"
         states.save(checkpoints, 5)
         checkpoints.wait()
         return "survived" if states.is_right(checkpoints, 5) else "silent: step 5 is wrong"
 
 
-def two_runs(folder: Path) -> str:
+def _two_runs(folder: Path) -> str:
     """A second run in the folder, while the first holds it."""
 
     def hold(tell: Callable[[Any], None]) -> None:
@@ -59,7 +122,7 @@ def two_runs(folder: Path) -> str:
     first = Child(hold)
     told = first.told()
     next(told)
-    said = children.in_child(partial(refusal, lambda: Checkpoints(folder).__enter__(), folder))
+    said = children.in_child(refused_start, folder)
     os.write(writing, b".")
     first.wait()
     os.close(reading), os.close(writing)
@@ -73,7 +136,7 @@ def _read_only(folder: Path) -> str:
         folder.chmod(0o555)
         if os.geteuid() == 0:
             os.seteuid(65534)  # nothing is read-only for root
-        return refusal(lambda: Checkpoints(folder).__enter__(), folder)
+        return refused_start(folder)
 
     said = children.in_child(refused)
     folder.chmod(0o755)
@@ -92,6 +155,11 @@ def _removed(folder: Path) -> str:
         return "survived" if right else "silent: the step saved after the removal is not there"
 
     return children.in_child(removed)
+
+
+def refused_start(folder: Path) -> str:
+    """Whether a start in the folder is refused."""
+    return refusal(lambda: Checkpoints(folder).__enter__(), folder)
 
 
 def refusal(use: Callable[[], Any], folder: Path) -> str:

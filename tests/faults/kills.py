@@ -4,7 +4,7 @@ import itertools
 import signal
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,15 @@ from tests.faults.children import Child, Count
 KEEP = 2
 
 
-def _nothing(*_: Any) -> None:
-    pass
+def _dying(last: Callable[..., None] = lambda *_: None) -> Callable[..., Iterator[None]]:
+    """The process does `last` in place of a call, and dies there."""
+
+    def visit(_: int, *args: Any) -> Iterator[None]:
+        last(*args)
+        children.die()
+        yield
+
+    return visit
 
 
 def _half(folder: Path) -> None:
@@ -26,36 +33,37 @@ def _half(folder: Path) -> None:
         (folder / name).unlink()
 
 
-# The process dies in the call of a function, after doing there what the third says.
 POINTS = {
-    "before committing": (manifest, "commit", _nothing),
-    "with a manifest not yet in place": (Path, "replace", _nothing),
-    "after committing": (manifest, "commit", manifest.commit),
-    "before a step is removed": (storage, "remove", _nothing),
-    "with a step that has lost its manifest": (storage, "remove_tree", _nothing),
-    "with half of a step removed": (storage, "remove_tree", _half),
+    "before committing": (manifest, "commit", _dying()),
+    "with a manifest not yet in place": (Path, "replace", _dying()),
+    "after committing": (manifest, "commit", _dying(manifest.commit)),
+    "before a step is removed": (storage, "remove", _dying()),
+    "with a step that has lost its manifest": (storage, "remove_tree", _dying()),
+    "with half of a step removed": (storage, "remove_tree", _dying(_half)),
 }
 
 
 def at_random(folder: Path, tries: int) -> Count:
     """One run killed `tries` times within its first saves, or (every fifth) while it starts."""
     random = children.drawn(1)
-    outcomes, committed, open_tries = [], -1, 0
+    outcomes, committed, open_tries = [], -1, []
     for number in range(tries + 1):
-        last = number == tries
         child = Child(partial(_train, folder, None))
         told = child.told()
-        began = _first(told, early=number % 5 == 4 and not last)
-        if began is not None:
-            said = judge(began, committed)
-            outcomes += [f"try {number}: {said}" if said != "survived" else said] * open_tries
-            open_tries, committed = 0, max(committed, began["found"])
+        if number % 5 != 4 or number == tries:  # else killed while it starts
+            began = next(told, {"found": -1, "wrong": [], "skipped": ["no start"]})
+            outcomes += [(f"try {each}", judge(began, committed)) for each in open_tries]
+            open_tries, committed = [], max(committed, began["found"])
         time.sleep(random.uniform(0.0, 0.6))
         child.send(signal.SIGKILL)
         committed = max([committed, *(line["committed"] for line in told if "committed" in line)])
         child.wait()
-        open_tries += 1
-    return _within_bounds(folder, outcomes)
+        open_tries.append(number)
+    one = children.in_child(lambda: sum(map(len, states.as_bytes(states.make_state(0)))))
+    used = children.in_child(lambda: sum(storage.lengths(folder).values()))
+    if used > (KEEP + 3) * 1.2 * one:
+        outcomes.append(("in the end", f"{used:,} bytes are {used / one:.1f} times a checkpoint"))
+    return children.counted(outcomes)
 
 
 def at_a_point(folder: Path, tries: int) -> Count:
@@ -68,11 +76,10 @@ def at_a_point(folder: Path, tries: int) -> Count:
         if child.wait() == -signal.SIGKILL:
             reached[place] = committed
         else:
-            outcomes.append(f"{point}: was never reached")
+            outcomes.append((point, "was never reached"))
     starts = children.in_child(lambda: [_start(place) for place in reached])
     for (place, committed), start in zip(reached.items(), starts, strict=True):
-        said = judge(start, committed)
-        outcomes.append(f"{place.name}: {said}" if said != "survived" else said)
+        outcomes.append((place.name, judge(start, committed)))
     return children.counted(outcomes)
 
 
@@ -87,7 +94,7 @@ def _train(folder: Path, point: tuple | None, tell: Callable[[Any], None]) -> No
         if point is not None and step == began["found"] + KEEP + 1:
             checkpoints.wait()
             tell({"committed": step - 1})
-            with children.kill_at(*point):
+            with children.in_calls(*point):
                 states.save(checkpoints, step)
                 checkpoints.wait()
             return
@@ -114,11 +121,6 @@ def _examine(checkpoints: Checkpoints) -> dict:
     return {"found": -1 if newest is None else newest, "wrong": wrong, "skipped": skipped}
 
 
-def _first(told: Any, *, early: bool) -> dict | None:
-    """The report of the child; None at once where it is to be killed while it starts."""
-    return None if early else next(told, {"found": -1, "wrong": [], "skipped": ["no start"]})
-
-
 def judge(began: dict, committed: int) -> str:
     """The outcome of a kill, by what the next start found and what was committed before."""
     if began["wrong"]:
@@ -128,12 +130,3 @@ def judge(began: dict, committed: int) -> str:
     if began["skipped"]:
         return f"a whole step was skipped: {began['skipped']}"
     return "survived"
-
-
-def _within_bounds(folder: Path, outcomes: list[str]) -> Count:
-    """The count, which fails where kills have left more than the checkpoints kept and one more."""
-    one = children.in_child(lambda: sum(map(len, states.as_bytes(states.make_state(0)))))
-    used = children.in_child(lambda: sum(storage.lengths(folder).values()))
-    if used > (KEEP + 3) * 1.2 * one:
-        outcomes.append(f"kills have left {used:,} bytes, {used / one:.1f} times a checkpoint")
-    return children.counted(outcomes)

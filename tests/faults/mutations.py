@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -21,9 +22,10 @@ from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.train_step import TrainState, init_train_state
-from tests.faults import children, trainings
+from tests.faults import children
 from tests.faults import states as fault_states
 from tests.faults.children import Count
+from tests.faults.trainings import Training, run_of, words_of
 
 CONFIG = TransformerConfig(
     vocab_size=13, d_model=12, d_ff=17, num_heads=2, num_encoder_layers=2, num_decoder_layers=2
@@ -40,20 +42,18 @@ MUTATIONS: dict[str, dict[str, Any]] = {
     "no biases": {"use_bias": False},
     "learned positions": {"positions": Learned()},
 }
-SETTINGS = {
-    "model.d_ff": {"--model.d_ff": 23},
-    "model.dtype": {"--model.dtype": "bfloat16"},
-    "model.dropout_rate": {"--model.dropout_rate": 0.3},
-    "training.seed": {"--training.seed": 5},
-    "training.label_smoothing": {"--training.label_smoothing": 0.2},
-    "training.grad_accumulation": {"--training.grad_accumulation": 2},
-    "training.ema_decay": {"--training.ema_decay": 0.9},
-    "optimizer.learning_rate": {"--optimizer.learning_rate": 0.5},
-    "optimizer.schedule": {"--optimizer.schedule": "constant"},
-    "data.batch_tokens": {"--data.batch_tokens": 256},
-    "data.tokenizer": {"--data.tokenizer": "words"},
-    "data.buckets": {"--data.buckets": 3},
-}
+SETTINGS = """--model.d_ff 23
+--model.dtype bfloat16
+--model.dropout_rate 0.3
+--training.seed 5
+--training.label_smoothing 0.2
+--training.grad_accumulation 2
+--training.ema_decay 0.9
+--optimizer.learning_rate 0.5
+--optimizer.schedule constant
+--data.batch_tokens 256
+--data.tokenizer words
+--data.buckets 3"""
 
 
 def states(folder: Path) -> Count:
@@ -61,7 +61,7 @@ def states(folder: Path) -> Count:
 
     Each must be refused with a path and what is there and here, before anything is loaded.
     """
-    return Count(*children.in_child(partial(_states, folder)))
+    return children.counted_in_child(_states, folder)
 
 
 def settings(folder: Path) -> Count:
@@ -70,7 +70,7 @@ def settings(folder: Path) -> Count:
     Edited training text and an edited tokenizer must be refused, edited validation text must be
     taken.
     """
-    return Count(*children.in_child(partial(_settings, folder)))
+    return children.counted_in_child(_settings, Training(folder, {"--runs": folder / "runs"}).args)
 
 
 def _state(config: TransformerConfig, *, name: str = "adam", ema: bool = False) -> TrainState:
@@ -82,7 +82,7 @@ def _state(config: TransformerConfig, *, name: str = "adam", ema: bool = False) 
     return jax.eval_shape(lambda params, rng: make(params, rng=rng), params, jax.random.key(0))
 
 
-def _states(folder: Path) -> Count:
+def _states(folder: Path) -> list[tuple[str, str]]:
     blank = _state(CONFIG)
     full = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), blank.replace(rng=None))
     with Checkpoints(folder) as checkpoints:
@@ -93,12 +93,9 @@ def _states(folder: Path) -> Count:
     others["another generator"] = blank.replace(rng=jax.random.key(0, impl="rbg"))
     narrow = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, "bfloat16"), blank.params)
     others["another dtype"] = blank.replace(params=narrow)
-    outcomes = []
-    for what, other in others.items():
-        said = _refused(folder, other)
-        outcomes.append(f"{what}: {said}" if said != "survived" else said)
+    outcomes = [(what, _refused(folder, other)) for what, other in others.items()]
     Checkpoints(folder).restore(blank)  # which is refused for none of these reasons
-    return children.counted(outcomes)
+    return outcomes
 
 
 def _refused(folder: Path, other: TrainState) -> str:
@@ -114,29 +111,27 @@ def _refused(folder: Path, other: TrainState) -> str:
     return "silent: it was loaded"
 
 
-def _settings(folder: Path) -> Count:
-    args = trainings.settings(folder) | {"--runs": folder / "runs"}
+def _settings(args: dict[str, Any]) -> Iterator[tuple[str, str]]:
     run = prepared(args)
     fault_states.make_folder(run / "checkpoints", (5,))
-    outcomes = []
-    for name, changes in SETTINGS.items():
-        code, said = prepare_again(args | changes)
-        refused = code == 2 and re.search(rf"{re.escape(name)} is \S+ there but", said)
-        outcomes.append("survived" if refused else f"silent: {name}: code {code}, {said}")
+    for changed in SETTINGS.split("\n"):
+        option, value = changed.split()
+        code, said = _prepare(args | {option: value})
+        refused = code == 2 and re.search(rf"{re.escape(option[2:])} is \S+ there but", said)
+        yield option, "survived" if refused else f"silent: code {code}, {said}"
     for part, right in (("validation", 0), ("train", 66)):
         path = Path(args[f"--data.{part}.target"])
         whole = path.read_text()
         path.write_text(whole.replace("Hund", "Vogel", 1))
-        code, said = prepare_again(args)
+        code, said = _prepare(args)
         told = code == 0 or "was trained on other text than this" in said
-        outcomes.append("survived" if code == right and told else f"{part} edited: {code}, {said}")
+        yield f"{part} edited", "survived" if code == right and told else f"{code}, {said}"
         path.write_text(whole)
     tokenizer = run / "tokenizer" / "target.json"
     tokenizer.write_text(json.dumps(_edited(json.loads(tokenizer.read_text()))))
-    code, said = prepare_again(args)
+    code, said = _prepare(args)
     told = code == 2 and "does not hold the tokenizers" in said
-    outcomes.append("survived" if told else f"silent: tokenizer edited: {code}, {said}")
-    return children.counted(outcomes)
+    yield "tokenizer edited", "survived" if told else f"silent: {code}, {said}"
 
 
 def _edited(tokenizer: dict) -> dict:
@@ -152,21 +147,15 @@ def parsed(args: dict[str, Any]) -> presets.TranslationConfig:
     return cli.parse(presets.PRESETS, words_of(args))
 
 
-def words_of(args: dict[str, Any]) -> list[str]:
-    """The options `args` as words of a command line."""
-    return [str(word) for pair in args.items() for word in pair]
-
-
 def prepared(args: dict[str, Any]) -> Path:
     """The folder of the run with the options `args`, its text prepared."""
-    code, said = prepare_again(args)
+    code, said = _prepare(args)
     if code != 0:
         raise RuntimeError(f"preparing ended with {code}: {said}")
-    config = parsed(args)
-    return Path(config.runs) / "translation" / config.name
+    return run_of(Path(args["--runs"]))
 
 
-def prepare_again(args: dict[str, Any]) -> tuple[int, str]:
+def _prepare(args: dict[str, Any]) -> tuple[int, str]:
     """The exit code of preparing as a training does at its start, and what it said."""
     said = io.StringIO()
     with contextlib.redirect_stderr(said), contextlib.redirect_stdout(io.StringIO()):

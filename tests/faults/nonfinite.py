@@ -3,8 +3,9 @@
 import itertools
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -59,32 +60,30 @@ def make_batch(step: int, place: str | None = None, value: float = 0.0) -> Batch
     return batch
 
 
-def grid(forms: tuple[str, ...]) -> Count:
+def grid(folder: Path, *forms: str) -> Count:
     """3 values x 3 places x 4 steps x 3 lengths, each a training, for each form of the step.
 
     The forms: the whole batch at once, in four accumulated parts, or spread over four devices. A
     step that is hit must leave parameters, optimizer and average as they are, to the byte, and be
     counted; all other steps must learn, and the training must end as one of that many steps less.
     """
-    counts = [Count(*children.in_child(partial(_grid, form))) for form in forms]
+    counts = [children.counted_in_child(_grid, form) for form in forms]
     return Count(*(sum(numbers) for numbers in zip(*counts, strict=True)))
 
 
-def _grid(form: str) -> Count:
+def _grid(form: str) -> Iterator[tuple[str, str]]:
     flag = "--xla_force_host_platform_device_count=4"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flag}"  # of this child alone
     start, step = _training(form)
     clean = _train(start, step, frozenset(), "loss", 0.0)["losses"]
     values, places = (math.nan, math.inf, -math.inf), ("loss", "gradient", "inputs")
-    outcomes = []
     for value, place, at, length in itertools.product(
         values, places, (0, 1, 5, STEPS - 1), (1, 3, 9)
     ):
         first = min(at, STEPS - length)  # a row that ends with the last step
         hit = frozenset(range(first, first + length))
         done = _train(start, step, hit, place, value)
-        outcomes.append(_judge(done, hit, clean))
-    return children.counted(outcomes)
+        yield f"{form}: {value} in {place}", _judge(done, hit, clean)
 
 
 def _training(form: str) -> tuple[Any, Callable]:

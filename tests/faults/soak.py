@@ -16,9 +16,9 @@ import jax
 
 from experiments.harness.training.progress import Progress
 from jaxformer.checkpoint import Checkpoints
-from tests.faults import children, trainings
+from tests.faults import children
 from tests.faults.children import Count
-from tests.faults.trainings import Tell
+from tests.faults.trainings import Tell, Training, said
 
 SAVES, EVALUATIONS = 100, 50
 WARM = 0.2  # the share of the steps after which nothing may grow
@@ -34,8 +34,7 @@ def watched(folder: Path, steps: int) -> Count:
     files are open, and at most four more threads run; and no program is compiled twice, the step
     once for each shape of batch.
     """
-    trainings.load_libraries()
-    args = trainings.settings(folder) | {
+    changes = {
         "--optimizer.total_steps": steps,
         "--training.save_every": steps // SAVES,
         "--training.evaluate_every": steps // EVALUATIONS,
@@ -44,12 +43,13 @@ def watched(folder: Path, steps: int) -> Count:
         "--data.batch_tokens": 64,
         "--training.eval_beam_size": 2,  # that of the final score: one program for both
     }
-    child = trainings.begin(args, folder / "long", partial(_watching, steps // SAVES))
-    told = [line for line in child.told() if line != "begun"]
+    place = folder / "long"
+    [child] = Training(folder, changes).begin(place, partial(_watching, steps // SAVES))
+    told = list(child.told())
     if child.wait() != 0:
-        raise RuntimeError(trainings.said(folder / "long"))
+        raise RuntimeError(said(place))
     *samples, compiled = told
-    return children.counted(judge(samples, compiled, steps))
+    return children.counted(enumerate(judge(samples, compiled, steps)))
 
 
 def judge(samples: list[dict], compiled: dict[str, int], steps: int) -> list[str]:
@@ -68,29 +68,32 @@ def judge(samples: list[dict], compiled: dict[str, int], steps: int) -> list[str
     twice = {name: times for name, times in compiled.items() if times > 1}
     of_step = sum(name.startswith("step ") for name in compiled)
     right = not twice and of_step == BUCKETS
-    said = f"{of_step} steps compiled, more than once: {str(twice)[:200]}"
-    outcomes.append("survived" if right else said)
+    wrong = f"{of_step} steps compiled, more than once: {str(twice)[:200]}"
+    outcomes.append("survived" if right else wrong)
     return outcomes
 
 
 @contextmanager
 def _watching(every: int, tell: Tell) -> Iterator[None]:
     """Tells of this process midway between two saves, and in the end what it has compiled."""
-    add, save, compiled = Progress.add, Checkpoints.save, collections.Counter()
-    saving = []
+    compiled: collections.Counter = collections.Counter()
+    saving: list[futures.Future] = []
 
-    def save_and_note(self: Checkpoints, *args: Any, **named: Any) -> None:
-        save(self, *args, **named)
-        saving[:] = [self._committing]
+    def save(_: int, checkpoints: Checkpoints, *args: Any) -> Iterator[None]:
+        yield
+        saving[:] = [checkpoints._committing]
 
-    def add_and_look(self: Progress, step: int, *rest: Any) -> None:
-        add(self, step, *rest)
+    def add(_: int, progress: Progress, step: int, *args: Any) -> Iterator[None]:
+        yield
         if step % every == every // 2:
             futures.wait(saving)
             tell({"step": step, **_of_this_process()})
 
-    Progress.add, Checkpoints.save = add_and_look, save_and_note
-    with _heard("jax._src.interpreters.pxla", compiled):
+    with (
+        children.in_calls(Progress, "add", add),
+        children.in_calls(Checkpoints, "save", save),
+        _heard("jax._src.interpreters.pxla", compiled),
+    ):
         yield
     tell(compiled)
 
