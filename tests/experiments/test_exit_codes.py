@@ -78,6 +78,15 @@ def test_a_process_ends_with_the_code_and_one_line(words, code, said):
     assert done.err.count("error: ") == 1
 
 
+@pytest.fixture
+def terminal():
+    """A process that hears SIGHUP, as pytest under nohup does not."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("number", preemption.SIGNALS)
 def test_each_request_to_stop_is_heard_before_the_next_step_and_has_its_code(number, capsys):
     with pytest.raises(SystemExit) as end:
@@ -89,6 +98,7 @@ def test_each_request_to_stop_is_heard_before_the_next_step_and_has_its_code(num
     assert f"{number.name}: saving after the current step" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("terminal")
 def test_a_closing_terminal_may_say_so_twice_and_a_second_signal_ends_at_once(monkeypatch):
     ends = []
     monkeypatch.setattr(preemption.os, "_exit", ends.append)

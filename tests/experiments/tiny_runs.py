@@ -53,12 +53,13 @@ def translation_config(folder: Path, **changes: Any) -> TranslationConfig:
         paths[1].write_text("\n".join(" ".join(x.split()[::-1]) for x in texts) + "\n")
         files[part] = Files(*map(str, paths))
     preset = TRANSLATION["grammar"]
+    adam = replace(preset.optimizer, name="adam", learning_rate=3e-3, schedule="constant")
     config = replace(
         preset,
         runs=str(folder / "runs"),
         model=replace(preset.model, num_encoder_layers=1, num_decoder_layers=1, **SIZES),
         data=replace(preset.data, corpus="files", batch_tokens=64, buckets=1, **files),
-        optimizer=replace(preset.optimizer, schedule="constant", warmup_steps=1, total_steps=2),
+        optimizer=replace(adam, warmup_steps=1, total_steps=2),
         training=replace(preset.training, save_every=1, evaluate_every=0, log_every=1),
         search=replace(preset.search, beam_size=1, max_new_tokens=5),
     )
