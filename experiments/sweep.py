@@ -181,9 +181,16 @@ def result_of(experiment: ModuleType, run: Any) -> TrainResult | None:
     A cell that was scored with another beam size or test text is not: `train` scores it again.
     """
     folder = run_folder.folder_of(run.runs, experiment.EXPERIMENT, run.name)
-    wanted = shared_settings(config_files.flat(to_plain(run)))
+    others = run.init_from, run.continue_from, getattr(run.training, "teacher", "")
+    decided = ("model.", "data.tokenizer") if any(others) else ()  # by the weights of another run
+
+    def compared(settings: Mapping[str, str]) -> dict[str, str]:
+        shared = shared_settings(settings).items()
+        return {name: text for name, text in shared if not name.startswith(decided)}
+
     try:
-        return read_result(folder) if shared_settings(settings_of(folder)) == wanted else None
+        stored = compared(settings_of(folder))
+        return read_result(folder) if stored == compared(config_files.flat(to_plain(run))) else None
     except (ConfigError, DataError):
         return None
 

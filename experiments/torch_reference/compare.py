@@ -70,7 +70,8 @@ def presets() -> dict[str, CompareConfig]:
     grammar, tiny = PRESETS["grammar"], PRESETS["multi30k_tiny"]
     sizes = replace(grammar.model, d_model=64, d_ff=128, vocab_size=1_000, positions=Sinusoidal())
     data = replace(grammar.data, buckets=1, batch_tokens=1_024)
-    grammar = replace(grammar, model=sizes, data=data)
+    adam = replace(grammar.optimizer, name="adam", learning_rate=3e-3)  # PyTorch has another Muon
+    grammar = replace(grammar, model=sizes, data=data, optimizer=adam)
     return {
         preset.name: CompareConfig(**{x.name: getattr(preset, x.name) for x in fields(preset)})
         for preset in (grammar, tiny)
