@@ -78,7 +78,8 @@ class Checked:
     """
 
     def __post_init__(self) -> None:
-        for name, kind in _hints(type(self)).items():
+        of_self: Any = type(self)
+        for name, kind in _hints(of_self).items():
             value = getattr(self, name)
             if isinstance(value, np.generic):  # as np.linspace gives them
                 value = value.item()

@@ -209,15 +209,16 @@ def _collective_rows(program: PlannedProgram) -> Iterator[str]:
     times, sizes = Counter[tuple](), Counter[tuple]()
     for each in collectives(program.program):
         how = "asynchronous" if each.asynchronous else "synchronous"
-        kind = each.kind, each.dtype, each.devices, how, "in a loop" if each.in_loop else "once"
+        where = "in a loop" if each.in_loop else "once"
+        kind = (f"{each.kind} {each.dtype}", each.devices, how, where)
         times[kind] += each.times
         sizes[kind] += each.bytes * each.times
     for kind, size in sizes.items():
-        name, dtype, devices, *how = kind
+        name, devices, how, where = kind
         sent = f"{times[kind]:,} times, {gigabytes(size)}, {devices} devices"
-        yield ", ".join([f"{name} {dtype}: {sent}", *how])
-    if sent := between_slices(program.program):
-        yield f"{gigabytes(sent)} between slices per device"
+        yield f"{name}: {sent}, {how}, {where}"
+    if sum_between := between_slices(program.program):
+        yield f"{gigabytes(sum_between)} between slices per device"
 
 
 def _rows(title: str, texts: list[str]) -> list[str]:

@@ -273,7 +273,8 @@ def _attention(sentences: Iterable[Sentence]) -> list[dict]:
 
     Of the first sentence, where it is too large, the last layers.
     """
-    room, kept = _ATTENTION, []
+    room = _ATTENTION
+    kept: list[dict] = []
     for text, views in sentences:
         size = sum(view.weights.size for view in views)
         most = max((len(view.weights) for view in views), default=0)
