@@ -15,7 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from experiments.benchmarks.train import PRESETS
 from experiments.harness.planning.counting import work
 from experiments.harness.planning.hlo import Program
+from experiments.harness.training.build import build_model
 from experiments.language_modelling.presets import gpt2_124m
+from experiments.translation import train as translation
 from jaxformer import AttentionMask, DecoderOnly, SamplingConfig
 from jaxformer.config import AttentionOptions, with_fields
 from jaxformer.decoding import sample_more
@@ -26,8 +28,6 @@ from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.pipelines.reading import begin_rows
 from jaxformer.pipelines.rows import lay_out, search_more
 from jaxformer.runtime import GPU_OPTIONS
-from jaxformer.training.optimizer import make_optimizer
-from jaxformer.training.train_step import init_train_state
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.compilers.recorded import Recorded
 from tests.compilers.step_bytes import step_cost
@@ -173,21 +173,13 @@ def test_a_step_of_writing_moves_little_more_than_weights_and_cache_on_an_h100(h
 def test_the_options_of_a_gpu_spare_a_translator_the_copies_of_joined_products(h100s):
     work_of = PRESETS["wmt14_base"].work
     layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-    model, loss, _ = replace(work_of, model=with_fields(work_of.model, layers)).build()
-    tokens = jnp.zeros((2, 3), jnp.int32)
-    devices = single(h100s(1)[0]).for_model(model, tokens, tokens)
+    config = replace(work_of, model=with_fields(work_of.model, layers)).config()
+    model, batch = build_model(config), work_of.random_batch(np.random.default_rng(0))
+    devices = single(h100s(1)[0]).for_model(model)
+    make_state, step = translation.make_init_and_step(config, model, batch, devices)
     where = NamedSharding(devices.mesh, PartitionSpec())
-    optimizer = make_optimizer(work_of.constant, axes=devices.axes)
-
-    def make_state():
-        params = model.init(jax.random.key(0), tokens, tokens)["params"]
-        return init_train_state(params, optimizer, jax.random.key(1))
-
-    batch = jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-        work_of.random_batch(np.random.default_rng(0)),
-    )
-    lowered = devices.step(loss, optimizer).lower(devices.abstract(make_state), batch)
+    batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), batch)
+    lowered = step.lower(devices.abstract(make_state), batch)
     moved = [
         work(Program(lowered.compile(compiler_options=CUBLAS | options).as_text())).bytes
         for options in ({}, GPU_OPTIONS)
