@@ -29,11 +29,11 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
-from experiments.harness.runs.run_files import Record
 from jaxformer import storage
 from jaxformer.config import Checked, Natural
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
+from jaxformer.records import Record
 
 
 @dataclass(frozen=True)

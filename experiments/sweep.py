@@ -28,11 +28,11 @@ from experiments.harness.results.groups import SWEEP, settings_of, shared_settin
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.runs.run_files import Record
 from experiments.harness.training import build
 from jaxformer import storage
 from jaxformer.config import Checked, Count, Natural, import_by_name, to_plain
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.records import Record
 
 Overrides = Mapping[str, Any]
 """Dotted names of settings, such as model.d_model -> values."""

@@ -13,8 +13,8 @@ from experiments.harness import cli
 PACKAGE = Path(jaxformer.__file__).parent
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 # A layer imports those before it alone.
-LAYERS = "errors config optional_dependencies storage ops nn decoding text training distributed"
-LAYERS += " runtime checkpoint pretrained pipelines"
+LAYERS = "errors config optional_dependencies storage records ops nn decoding text training"
+LAYERS += " distributed runtime checkpoint pretrained pipelines"
 RANKS = {
     "jaxformer": {name: number for number, name in enumerate(LAYERS.split())},
     # Results and planning do not know each other.

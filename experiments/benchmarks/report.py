@@ -27,9 +27,9 @@ from experiments.benchmarks.timing import (
     measure_cases,
 )
 from experiments.harness.results.tables import Table, markdown
-from experiments.harness.runs.run_files import write_json
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
+from jaxformer.records import write_json
 from jaxformer.runtime import concurrency, concurrently, cpu_count
 
 _PACKAGES = (

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from experiments.harness import cli
 from experiments.harness.results import exporting
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_files import Record
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.tasks.chat_template import TEMPLATE, load_template
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import is_pretrained
+from jaxformer.records import Record
 
 _TASKS: dict[str, exporting.Task] = {"causal": "text-generation", "masked": "fill-mask"}
 _FINETUNED: dict[str, exporting.Task] = {

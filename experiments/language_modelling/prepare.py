@@ -12,7 +12,6 @@ import numpy as np
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, distributed, run_folder
-from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -23,6 +22,7 @@ from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
 from jaxformer.errors import CheckpointError, ConfigError, DataError
+from jaxformer.records import Record
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
     MaskedStream,

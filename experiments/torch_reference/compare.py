@@ -15,7 +15,6 @@ import optax
 
 from experiments.harness import cli
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.run_files import write_json
 from experiments.harness.training.build import build_model
 from experiments.translation.prepare import describe, prepare
 from experiments.translation.presets import PRESETS, TranslationConfig
@@ -24,6 +23,7 @@ from jaxformer import optional_dependencies
 from jaxformer.config import Count, Sinusoidal, TransformerConfig, with_fields
 from jaxformer.distributed import CompiledStep, single
 from jaxformer.nn.models import EncoderDecoder
+from jaxformer.records import write_json
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss

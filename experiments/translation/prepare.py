@@ -11,7 +11,6 @@ from typing import NamedTuple
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_files, run_folder
-from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
@@ -21,6 +20,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.records import Record
 from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatches, bucket_pairs, encode_pairs
 from jaxformer.text.tokenizers import Tokenizer

@@ -15,7 +15,6 @@ from jaxtyping import Array, Bool, Float
 
 from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, distributed
-from experiments.harness.runs.run_files import Record
 from experiments.harness.training import initialization
 from experiments.harness.training.fit import Step
 from experiments.harness.training.initialization import Parent
@@ -28,6 +27,7 @@ from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pretrained import Loaded
+from jaxformer.records import Record
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import TokenLoss, seq2seq_loss
 

@@ -1,13 +1,12 @@
 """Which weights of a run are read: those chosen at its end, of a step, the best ones, or a mean."""
 
-import json
-import zlib
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.distributed import Strategy
-from jaxformer.errors import CheckpointError, ConfigError, DataError
+from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.records import Record
 from jaxformer.storage import read_json
 
 CheckpointName = Literal["final", "best", "last", "average", "ema"]
@@ -79,20 +78,22 @@ def last_steps(checkpoints: Checkpoints, count: int) -> list[int]:
     return averaged[-count:]
 
 
+def weights_of(folder: Path) -> Record:
+    """The record of the weights that were chosen when the training in `folder` ended."""
+    return Record(folder / "weights.json", _REMEDY)
+
+
 def _final(folder: Path, kept: list[int]) -> RunWeights | None:
     """The weights that were chosen when training ended, if it has."""
-    path = folder / "weights.json"
-    content = read_json(path, default={})
+    record = weights_of(folder)
+    content = record.read(steps=list)
     if not content:
         return None
-    crc, steps = content.pop("crc32", None), content.get("steps")
-    counted = f"{zlib.crc32(json.dumps(content, sort_keys=True).encode()):08x}"
-    if crc not in (None, counted) or not isinstance(steps, list):
-        raise DataError(f"{path} is damaged: {_REMEDY}")
+    steps = content["steps"]
     if not steps or not set(steps) <= set(kept):
         raise CheckpointError(
-            f"{path} names the weights of step {_list(steps)}, but the run keeps {_list(kept)}: "
-            f"put the step back, or {_REMEDY}"
+            f"{record.path} names the weights of step {_list(steps)}, but the run keeps "
+            f"{_list(kept)}: put the step back, or {_REMEDY}"
         )
     return RunWeights(folder, steps, content.get("tree", "params"))
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.runs.run_files import Record
 from experiments.harness.training.build import build_model
 from experiments.harness.training.initialization import parent_of, take_over, with_parent
 from experiments.language_modelling import load_run
@@ -22,6 +21,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.pretrained import load
+from jaxformer.records import Record
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, metrics_of

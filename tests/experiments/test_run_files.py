@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.runs import checkpoint_selection, run_files
-from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.text_cache import TextCache
 from experiments.translation import evaluate
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.records import Record
 from jaxformer.text.data import write_tokens
 from tests.faults import states
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import run_files, run_folder
+from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_folder import Run, load_config, open_folder
+from jaxformer import records
 from jaxformer.config import TransformerConfig, to_plain
 from jaxformer.errors import ConfigError, DataError
 from tests.experiments.events import events
@@ -167,12 +168,12 @@ def test_a_config_that_json_cannot_hold_is_refused(tmp_path):
 
 def test_a_stored_config_that_does_not_fit_is_refused_with_the_file_and_the_field(tmp_path):
     folder = begin_run(tmp_path)
-    run_files.write_json(folder / "config.json", to_plain(CONFIG) | {"stepz": 3})
+    records.write_json(folder / "config.json", to_plain(CONFIG) | {"stepz": 3})
     with pytest.raises(ConfigError, match="stepz is 3 there but absent here"):
         opened(tmp_path)
     with pytest.raises(ConfigError, match=r"another command or version: .*unknown here \(stepz\)"):
         load_config(folder, Train)
-    run_files.write_json(folder / "config.json", to_plain(CONFIG) | {"schedule": {"rise": 3}})
+    records.write_json(folder / "config.json", to_plain(CONFIG) | {"schedule": {"rise": 3}})
     with pytest.raises(ConfigError, match="schedule has no type: give one of inverse_square_root"):
         load_config(folder, Train)
 

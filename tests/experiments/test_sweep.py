@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from experiments import registry, runs
-from experiments.harness.runs import checkpoint_selection, run_files, run_folder
+from experiments.harness.runs import checkpoint_selection, run_folder
 from experiments.language_modelling import train as language_modelling
 from experiments.sweep import (
     SweepOptions,
@@ -29,6 +29,7 @@ from experiments.sweep import (
     train_cells,
 )
 from experiments.translation.presets import PRESETS as TRANSLATION
+from jaxformer import records
 from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.training.parameters import flatten
@@ -161,7 +162,7 @@ class Training:
             raise KeyboardInterrupt
         folder = run_folder.folder_of(config.runs, "translation", config.name)
         (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
-        run_files.write_json(folder / "config.json", to_plain(config))
+        records.write_json(folder / "config.json", to_plain(config))
         checkpoint_selection.scores_of(folder).write({"bleu": config.search.beam_size})
 
     def sweep(self, config, seeds):

@@ -10,12 +10,12 @@ from typing import Any, Literal, NamedTuple
 from experiments.harness import cli
 from experiments.harness.runs import checkpoint_selection, distributed
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.run_files import Record
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import inexpressible_settings, is_pretrained, save_pretrained
+from jaxformer.records import Record
 from jaxformer.storage import to_local_path
 from jaxformer.text.tokenizers import Tokenizer
 

@@ -21,10 +21,10 @@ from experiments.harness.results.groups import Group, expand, group_runs, sample
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.quantities import described, shown
 from experiments.harness.results.tables import Table
-from experiments.harness.runs.run_files import Record
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
+from jaxformer.records import Record
 
 _SAMPLES = 12
 _ATTENTION = 32_000

@@ -19,9 +19,9 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.plots import Interval, best_first
 from experiments.harness.results.quantities import quantity, shown
-from experiments.harness.runs.run_files import Record
 from experiments.harness.runs.run_folder import Run
 from jaxformer.checkpoint.lock import is_locked
+from jaxformer.records import Record
 
 COUNTS = ("sentences", "words", "tokens", "bytes")
 """Numbers of scores.json that say how long the text is."""
@@ -129,9 +129,7 @@ def facts_of_sweep(folder: Path) -> dict[str, str]:
     started = [facts_of(run).get("started", "-") for run in runs]
     return {
         "state": ", ".join([f"{len(done)} of {cells} cells done", *counts]),
-        "score": _best_score(
-            [run for run, state in zip(runs, states, strict=True) if state == "done"]
-        ),
+        "score": _best_score(done),
         "started": min(started),
     }
 
@@ -154,10 +152,7 @@ def _best_score(folders: Sequence[Path]) -> str:
 
 def _parent(folder: Path) -> str:
     """The run that this one began with, and its steps."""
-    note, config = (
-        _read(folder, "parent"),
-        _read(folder, "config"),
-    )
+    note, config = _read(folder, "parent"), _read(folder, "config")
     steps = ",".join(map(str, note.get("steps", [])))
     begun = f"{note['run']}{f'@{steps}' * bool(steps)}" if "run" in note else ""
     return begun or config.get("continue_from") or config.get("init_from") or ""

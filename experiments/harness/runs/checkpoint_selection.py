@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import ProcessOptions
-from experiments.harness.runs.run_files import Record
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import Natural
@@ -23,8 +22,8 @@ from jaxformer.distributed import (
 )
 from jaxformer.errors import ConfigError, Diverged
 from jaxformer.pretrained import CheckpointName, RunWeights, last_steps, select_weights
-
-_REMEDY = "remove it to use the newest checkpoint"
+from jaxformer.pretrained.run_weights import weights_of
+from jaxformer.records import Record
 
 
 @dataclass(frozen=True)
@@ -109,11 +108,6 @@ def note(folder: Path, steps: list[int], tree: str, **scores: float) -> None:
     `jaxformer.load` reads both; `tree` is a field of the state, such as "params" or "ema".
     """
     weights_of(folder).write({"steps": steps, "tree": tree, **scores})
-
-
-def weights_of(folder: Path) -> Record:
-    """The record of the weights that were chosen when the training in `folder` ended."""
-    return Record(folder / "weights.json", _REMEDY)
 
 
 def scores_of(folder: Path) -> Record:

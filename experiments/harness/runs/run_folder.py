@@ -21,13 +21,13 @@ import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Loggers, TensorBoard
-from experiments.harness.runs.run_files import Record
-from jaxformer import storage
+from jaxformer import records, storage
 from jaxformer.config import check_trusted, from_plain, is_import_name, record_trusted, to_plain
 from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import ConfigError
+from jaxformer.records import Record
 from jaxformer.runtime import cpu_count
 
 T = TypeVar("T")
@@ -70,7 +70,7 @@ def _record(folder: Path, settings: Any, may_differ: Iterable[str]) -> None:
         )
     folder.mkdir(parents=True, exist_ok=True)
     _write_environment(folder)
-    run_files.write_json(folder / "config.json", settings)
+    records.write_json(folder / "config.json", settings)
 
 
 def _check_shared(folder: Path) -> None:

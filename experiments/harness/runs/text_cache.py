@@ -18,9 +18,9 @@ from typing import Any
 
 from experiments.harness.cli import display
 from experiments.harness.runs import datasets, run_files
-from experiments.harness.runs.run_files import Record
-from jaxformer import __version__, storage
+from jaxformer import __version__, records, storage
 from jaxformer.errors import DataError
+from jaxformer.records import Record
 from jaxformer.text.data import Tokens, open_tokens
 
 _SETTLED_NS = 50_000_000
@@ -89,7 +89,7 @@ class TextCache:
         local = run_files.local_copy(path)
         tokens = open_tokens(local)
         if self.digest(local) != tokens.fingerprint:
-            remedy = run_files.REMEDY if local == path else f"remove it: it is a copy of {path}"
+            remedy = records.REMEDY if local == path else f"remove it: it is a copy of {path}"
             raise DataError(f"{local} is damaged: {remedy}")
         return tokens
 

@@ -13,7 +13,6 @@ from jax.tree_util import Partial
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import checkpoint_selection, distributed, run_folder
 from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.run_files import Record
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import Task
@@ -25,6 +24,7 @@ from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
 from jaxformer.pretrained import Loaded, load, load_pretrained
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
+from jaxformer.records import Record
 from jaxformer.text.data import all_rows
 from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.runs.run_files import write_json
 from experiments.harness.runs.sources import json_lines
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.records import write_json
 from jaxformer.storage import read_json
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from flax import linen as nn
 
-from experiments.harness.runs.run_files import Record
 from experiments.harness.training import build
 from experiments.harness.training.rows import LabelledBatch
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from jaxformer import optional_dependencies
 from jaxformer.errors import DataError
+from jaxformer.records import Record
 from jaxformer.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
