@@ -57,7 +57,7 @@ class Checkpoints:
     def __init__(self, folder: str | PathLike[str], *, keep: int = 5):
         if keep < 1:
             raise CheckpointError(f"keep={keep}, but it must be at least 1")
-        self.folder = storage.to_path(folder).absolute()
+        self.folder: Path = storage.to_path(folder).absolute()
         self._keep = keep
         self._steps = StepFolders(self.folder)
         self._lock: Lock | None = None

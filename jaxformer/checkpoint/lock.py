@@ -19,7 +19,7 @@ _held: set[str] = set()
 """The tokens of the leases of this process."""
 
 
-class Lock(AbstractContextManager):
+class Lock(AbstractContextManager[Any]):
     """A lock that is held until `close` or the end of the process."""
 
     def check(self) -> None:

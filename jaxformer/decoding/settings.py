@@ -45,7 +45,7 @@ class SearchConfig(LogitsConfig):
     jaxformer.errors.ConfigError: beam_size=0, but it must be at least 1
     """
 
-    VALUES = ("length_penalty", *LogitsConfig.VALUES)
+    VALUES: ClassVar[tuple[str, ...]] = ("length_penalty", *LogitsConfig.VALUES)
 
     beam_size: Count = 4
     """Hypotheses per sentence; 1 is greedy search."""
@@ -114,7 +114,13 @@ class SamplingConfig(LogitsConfig):
     1.0
     """
 
-    VALUES = ("temperature", "top_k", "top_p", "min_p", *LogitsConfig.VALUES)
+    VALUES: ClassVar[tuple[str, ...]] = (
+        "temperature",
+        "top_k",
+        "top_p",
+        "min_p",
+        *LogitsConfig.VALUES,
+    )
 
     temperature: NonNegative = 1.0
     """Tokens are drawn from softmax(logits / temperature); 0: the most likely token."""

@@ -140,7 +140,8 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self.roles, self.languages = roles, languages
+        self.roles: Mapping[str, str | None] | None = roles
+        self.languages: Languages | None = languages
         self.special: SpecialTokens = find_special_tokens(tokenizer, roles)
         self.template: Template | None = find_template(tokenizer)
         self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
