@@ -6,8 +6,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.runs import datasets, sources
-from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
+from experiments.harness.runs import sources
+from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache
 from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
@@ -139,12 +139,12 @@ def _python_stdlib(config: DataConfig) -> Corpus:
 
 
 def _shakespeare(config: DataConfig) -> Corpus:
-    path = datasets.find("tinyshakespeare", "input.txt")
+    path = sources.find("tinyshakespeare", "input.txt")
     return _cut(Part((path,), config.split), 1_003_854)  # nine tenths of its characters
 
 
 def _wikitext2(config: DataConfig) -> Corpus:
-    parts = (datasets.find("wikitext-2", f"{part}.txt.gz") for part in ("train", "valid", "test"))
+    parts = (sources.find("wikitext-2", f"{part}.txt.gz") for part in ("train", "valid", "test"))
     return Corpus(*(Part((path,), config.split) for path in parts))
 
 

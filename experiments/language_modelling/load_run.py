@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
-from experiments.harness.training import loading
+from experiments.harness.training import build
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.init_from_pretrained import describe
 from experiments.language_modelling.presets import LanguageConfig
@@ -19,8 +19,8 @@ def load_run(
 ) -> Loaded:
     """The model in `folder`; `config` describes also one of transformers.
 
-    Raises `ConfigError` as `loading.load_run` does, and for a folder of transformers without a
+    Raises `ConfigError` as `build.load_run` does, and for a folder of transformers without a
     language model or without a tokenizer.
     """
-    loaded = loading.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
+    loaded = build.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
     return replace(loaded, config=loaded.config or describe(folder, loaded))

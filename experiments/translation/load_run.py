@@ -5,7 +5,7 @@ from pathlib import Path
 
 from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.training import loading
+from experiments.harness.training import build
 from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.presets import TranslationConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
@@ -25,10 +25,10 @@ def load_run(
 ) -> Loaded:
     """The model in `folder`; its `settings` are its `SearchConfig` and `TranslationOptions`.
 
-    A beam has at least `n_best` hypotheses. Raises `ConfigError` as `loading.load_run` does, and
+    A beam has at least `n_best` hypotheses. Raises `ConfigError` as `build.load_run` does, and
     for a folder without a tokenizer or with another kind of model.
     """
-    loaded = loading.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
+    loaded = build.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         name = type(loaded.model).__name__
         raise ConfigError(f"{folder} holds a {name}, which does not translate")

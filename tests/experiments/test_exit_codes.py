@@ -11,7 +11,7 @@ import threading
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.runs import preemption
+from experiments.harness.runs import distributed
 from experiments.language_modelling import generate, prepare, train
 from jaxformer.training.losses import causal_loss
 from tests.experiments.commands import call, refused
@@ -87,10 +87,10 @@ def terminal():
 
 
 @pytest.mark.usefixtures("terminal")
-@pytest.mark.parametrize("number", preemption.SIGNALS)
+@pytest.mark.parametrize("number", distributed.SIGNALS)
 def test_each_request_to_stop_is_heard_before_the_next_step_and_has_its_code(number, capsys):
     with pytest.raises(SystemExit) as end:
-        with preemption.asked_to_stop() as asked:
+        with distributed.asked_to_stop() as asked:
             assert not asked()
             signal.raise_signal(number)
             assert asked()
@@ -101,9 +101,9 @@ def test_each_request_to_stop_is_heard_before_the_next_step_and_has_its_code(num
 @pytest.mark.usefixtures("terminal")
 def test_a_closing_terminal_may_say_so_twice_and_a_second_signal_ends_at_once(monkeypatch):
     ends = []
-    monkeypatch.setattr(preemption.os, "_exit", ends.append)
+    monkeypatch.setattr(distributed.os, "_exit", ends.append)
     with pytest.raises(SystemExit) as end:
-        with preemption.asked_to_stop() as asked:
+        with distributed.asked_to_stop() as asked:
             for number in (signal.SIGHUP, signal.SIGHUP):
                 signal.raise_signal(number)
             assert asked() and not ends
@@ -114,7 +114,7 @@ def test_a_closing_terminal_may_say_so_twice_and_a_second_signal_ends_at_once(mo
 def test_a_signal_that_is_ignored_at_the_start_stays_so():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with preemption.asked_to_stop() as asked:
+        with distributed.asked_to_stop() as asked:
             signal.raise_signal(signal.SIGHUP)
             assert not asked()
     finally:
@@ -125,7 +125,7 @@ def test_a_thread_trains_without_handlers():
     heard = []
 
     def train():
-        with preemption.asked_to_stop() as asked:
+        with distributed.asked_to_stop() as asked:
             heard.append(asked())
 
     thread = threading.Thread(target=train)

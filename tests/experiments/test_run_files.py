@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from experiments.harness.runs import checkpoint_selection, run_files
-from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.runs.run_files import TextCache
 from experiments.translation import evaluate
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.records import Record

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import datasets, run_files
+from experiments.harness.runs import run_files
+from experiments.harness.runs.run_files import TextCache
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.runs.text_cache import TextCache
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.storage import to_path
@@ -45,7 +45,7 @@ def test_without_the_package_of_a_bucket_its_extra_is_named(monkeypatch):
 def cached(tmp_path, monkeypatch) -> Path:
     """An empty cache of the user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return datasets.cache_folder()
+    return run_files.cache_folder()
 
 
 @pytest.mark.long

@@ -20,7 +20,8 @@ import optax
 from flax import linen as nn
 from jaxtyping import Float
 
-from experiments.harness.runs import distributed
+from experiments.harness.runs import distributed, run_folder
+from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.loggers import Logger, Loggers
 from experiments.harness.training.training_config import (
     GatherAt,
@@ -33,7 +34,8 @@ from jaxformer.distributed import CompiledStep, Strategy, strategy_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
-from jaxformer.pretrained import Loaded
+from jaxformer.pretrained import Loaded, is_pretrained, load
+from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import model_class
 from jaxformer.text.data import Batches
 from jaxformer.training import lora, optimizer
@@ -134,6 +136,23 @@ def build_attention(training: TrainingConfig) -> AttentionFn:
 
         return AutoAttention()
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
+
+
+def load_run(
+    folder: Path, options: RunOptions, *kinds: type, devices: Strategy | None = None
+) -> Loaded:
+    """What `jf.load` gives of `folder`, with the run's settings as one of `kinds`.
+
+    The weights are those that `options` name, on `devices` or theirs. Raises what
+    `run_folder.load_config` and `jf.load` do.
+    """
+    asked: Any = {"checkpoint": options.checkpoint, "step": options.step}
+    asked["strategy"] = devices or options.strategy
+    if is_pretrained(locate(folder)):
+        return load(folder, **asked)
+    config: Any = run_folder.load_config(folder, *kinds)
+    loaded = load(folder, attention_fn=build_attention(config.training), **asked)
+    return replace(loaded, config=config)
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:

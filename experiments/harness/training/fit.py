@@ -15,7 +15,7 @@ import jax
 
 from experiments.harness.cli import display
 from experiments.harness.runs import checkpoint_selection, distributed
-from experiments.harness.runs.preemption import asked_to_stop
+from experiments.harness.runs.distributed import asked_to_stop
 from experiments.harness.training.build import (
     DEVICE_CHECKS,
     describe_size,

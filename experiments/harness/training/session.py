@@ -16,7 +16,7 @@ import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, datasets, distributed, run_folder
+from experiments.harness.runs import checkpoint_selection, distributed, run_files, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build
@@ -84,7 +84,7 @@ def open_run(
         # Before the screen: it starts a thread, and glibc gives a thread that starts earlier a heap
         # of its own, which returns its large memory to the system after each step. Compiled
         # programs are code: they never come from a folder that may be a stranger's.
-        setup = setup_process(datasets.cache_folder() / "programs")
+        setup = setup_process(run_files.cache_folder() / "programs")
         stack.enter_context(display.opened())
         devices = choose_devices(config.strategy, config.mesh, setup.compiler_options)
         config = parent(config)
