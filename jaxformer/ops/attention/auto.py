@@ -1,7 +1,7 @@
 """The kernels of attention: the first that can compute a call is taken."""
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from jax import Array
 from jaxtyping import Float
@@ -9,7 +9,7 @@ from jaxtyping import Float
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
-from jaxformer.ops.attention.kernel import AttentionSpec, Call, DeviceInfo, Kernel
+from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 from jaxformer.ops.dropout import DropoutMask
@@ -72,8 +72,8 @@ KERNELS: tuple[Kernel, ...] = (
     cudnn,
     gpu_flash,
     tpu_flash,
-    Kernel("blockwise", lambda call: call.by(blockwise), _few_weights),
-    Kernel("reference", lambda call: call.by(reference), lambda spec, device: []),
+    Kernel("blockwise", blockwise, _few_weights),
+    Kernel("reference", reference, lambda spec, device: []),
 )
 """The fastest first. The last one computes every call.
 
@@ -140,10 +140,9 @@ def auto_attention(
     >>> auto_attention(q, k, v, jf.AttentionMask(), scale=0.5).shape
     (2, 3, 1, 4)
     """
-    spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
-    device = DeviceInfo.current()
-    call = Call(spec, device, q, k, v, mask, scale, bias, dropout)
-    return choose(spec, device).compute(call)
+    options: dict[str, Any] = {"bias": bias, "dropout": dropout, "softcap": softcap}
+    kernel = choose(AttentionSpec.create(q, k, v, mask, **options))
+    return kernel.compute(q, k, v, mask, scale=scale, **options)
 
 
 ATTENTION_FNS: dict[str, AttentionFn] = {

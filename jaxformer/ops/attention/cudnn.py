@@ -19,11 +19,11 @@ from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import (
     AMPERE,
     AttentionSpec,
-    Call,
     DeviceInfo,
     Kernel,
     unsupported,
 )
+from jaxformer.ops.masks import AttentionMask
 from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
 _private: Any = None
@@ -34,48 +34,52 @@ _takes_documents = hasattr(_private, "MaskType") and _ARGUMENTS <= set(
     inspect.signature(getattr(_private, "dot_product_attention", len)).parameters
 )
 
+_IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"  # "xla" takes the same arguments on all devices
 _HOPPER = (9, 0)
 _LEAST_MEAN = 64
 """Tokens of a document on average, in each row: with shorter ones `gpu_flash` computes a call.
 cuDNN keeps T numbers for each head and possible document for the backward pass."""
 
 
-def attend(call: Call, implementation: Literal["cudnn", "xla"] = "cudnn") -> Array:
-    """Attention by JAX's function; "xla" has the same arguments and runs on all devices.
+def attend(
+    q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, bias: Any, **options: Any
+) -> Array:
+    """Attention by JAX's function.
 
     A padding mask becomes a number of keys: without `causal` the order of the keys has no meaning,
     so the real tokens of each example move to the front.
     """
-    k, v, mask, lengths = call.k, call.v, call.mask, None
     if mask.query_segments is not None:
-        return _attend_in_documents(call)
-    real = None if mask.padding_mask is None else jnp.asarray(mask.padding_mask)
+        return _attend_in_documents(q, k, v, mask, scale=scale, **options)
+    lengths, real = None, None if mask.padding_mask is None else jnp.asarray(mask.padding_mask)
     if real is not None:
         order = jnp.argsort(~real, axis=1, stable=True)[:, :, None, None]
         k, v = (jnp.take_along_axis(x, order, axis=1) for x in (k, v))
         # At least one key, so that every softmax is finite.
         lengths = jnp.maximum(real.sum(1, dtype=jnp.int32), 1)
     out = jax.nn.dot_product_attention(
-        call.q,
+        q,
         k,
         v,
-        None if call.bias is None else call.bias.astype(call.q.dtype),
-        scale=call.scale,
+        None if bias is None else bias.astype(q.dtype),
+        scale=scale,
         is_causal=mask.causal,
         key_value_seq_lengths=lengths,
         local_window_size=None if mask.window is None else (mask.window - 1, 0),
-        implementation=implementation,
+        implementation=_IMPLEMENTATION,
     )
     return out if real is None else jnp.where(real.any(1)[:, None, None, None], out, 0)
 
 
-def _attend_in_documents(call: Call) -> Array:
+def _attend_in_documents(
+    q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, **options: Any
+) -> Array:
     """Attention within documents; by `gpu_flash` where cuDNN cannot tell them apart."""
-    segments: Any = call.mask.query_segments, call.mask.key_segments
+    segments: Any = mask.query_segments, mask.key_segments
     queries, keys = map(jnp.asarray, segments)
-    starts, lengths, is_packed = documents(queries, call.q.shape[1] // _LEAST_MEAN)
+    starts, lengths, is_packed = documents(queries, q.shape[1] // _LEAST_MEAN)
     is_packed &= jnp.array_equal(queries, keys)
-    kind = _private.MaskType.PADDING_CAUSAL if call.mask.causal else _private.MaskType.PADDING
+    kind = _private.MaskType.PADDING_CAUSAL if mask.causal else _private.MaskType.PADDING
 
     def packed(q: Array, k: Array, v: Array) -> Array:
         offsets = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
@@ -87,15 +91,15 @@ def _attend_in_documents(call: Call) -> Array:
             kv_seqlen=lengths,
             q_offsets=offsets,
             kv_offsets=offsets,
-            scale=call.scale,
+            scale=scale,
             mask_type=kind,
         )
 
     @jax.checkpoint  # keeps nothing for a backward pass that hardly ever comes
     def other(q: Array, k: Array, v: Array) -> Array:
-        return gpu_flash.compute(call._replace(q=q, k=k, v=v))
+        return gpu_flash.compute(q, k, v, mask, scale=scale, **options)
 
-    return jax.lax.cond(is_packed, packed, other, call.q, call.k, call.v)
+    return jax.lax.cond(is_packed, packed, other, q, k, v)
 
 
 def documents(

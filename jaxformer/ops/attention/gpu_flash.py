@@ -24,17 +24,19 @@ from jaxtyping import Int32
 from jaxformer.ops.attention.kernel import (
     AMPERE,
     FLASH_RESIDUALS,
+    PADDING,
     AttentionSpec,
-    Call,
     DeviceInfo,
     Kernel,
     on_mesh,
+    pad,
+    row_words,
+    segments_of,
     unsupported,
 )
 from jaxformer.ops.dropout import keep_columns
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
-_PADDING = np.iinfo(np.int32).min  # the segment of padding keys, to which no query belongs
 _LOG2_E = 1.4426950408889634
 
 
@@ -274,18 +276,12 @@ def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Tiling:
 def make_mask_arrays(plan: Tiling, mask: AttentionMask, spec: AttentionSpec) -> MaskArrays:
     """The arrays of `mask`; padding keys get a segment of their own."""
     offset = jnp.asarray(mask.offset, jnp.int32).reshape(1)
-    query, key = mask.query_segments, mask.key_segments
-    if query is None and mask.padding_mask is None and plan.keys == spec.keys:
+    if not (spec.segments or spec.padding_mask) and plan.keys == spec.keys:
         return MaskArrays(offset, None, None)
-    if query is None or key is None:
-        query = key = jnp.zeros((1, 1), jnp.int32)
-    query = jnp.broadcast_to(jnp.asarray(query, jnp.int32), (spec.batch, spec.queries))
-    key = jnp.broadcast_to(jnp.asarray(key, jnp.int32), (spec.batch, spec.keys))
-    if mask.padding_mask is not None:
-        key = jnp.where(mask.padding_mask, key, _PADDING)
+    query, key = segments_of(mask, spec)
     # Padding queries get the last query's segment, which adds no block of keys to visit.
     query = jnp.pad(query, ((0, 0), (0, plan.queries - spec.queries)), mode="edge")
-    key = jnp.pad(key, ((0, 0), (0, plan.keys - spec.keys)), constant_values=_PADDING)
+    key = jnp.pad(key, ((0, 0), (0, plan.keys - spec.keys)), constant_values=PADDING)
     return MaskArrays(offset, query, key)
 
 
@@ -307,7 +303,7 @@ def block_bounds(
     if arrays.query_segments is not None and arrays.key_segments is not None:
         query = arrays.query_segments.reshape(-1, first_query.size, queries, 1)
         key = arrays.key_segments.reshape(-1, 1, first_key.size, keys)
-        lowest_key = jnp.where(key == _PADDING, np.iinfo(np.int32).max, key).min(3)
+        lowest_key = jnp.where(key == PADDING, np.iinfo(np.int32).max, key).min(3)
         seen = seen & (query.min(2) <= key.max(3)) & (lowest_key <= query.max(2))
     seen = seen.swapaxes(1, 2) if of_keys else seen
     end = jnp.where(seen.any(2), seen.shape[2] - jnp.argmax(seen[:, :, ::-1], 2), 0)
@@ -351,27 +347,22 @@ def _backward(plan: Tiling, saved: Any, d_out: Array):
 _attend.defvjp(_forward, _backward)
 
 
-def _pad(x: Array, axis: int, size: int) -> Array:
-    """`x` with zeros at the end of `axis` until it has `size`."""
-    return jnp.pad(x, [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
-
-
 def _power_of_two(size: int) -> int:
     """The least power of two from `size` on, at least 16: tensor cores multiply no less."""
     return max(16, 1 << (size - 1).bit_length())
 
 
-def _compute(call: Call) -> Array:
-    spec, q, k, v, dropout = call.spec, call.q, call.k, call.v, call.dropout
-    plan = make_plan(spec, call.scale, call.interpret)
+def _compute(
+    q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, **options: Any
+) -> Array:
+    spec, device = AttentionSpec.create(q, k, v, mask, **options), DeviceInfo.current()
+    plan = make_plan(spec, scale, interpret=device.platform != "gpu")
     attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
-    words = None
-    if spec.dropout and dropout is not None and dropout.dropout_rng is not None:
-        rows = spec.batch, spec.heads, spec.queries
-        words = _pad(dropout.dropout_rng.row_words(dropout.name, rows), 3, plan.queries)
-    q, k, v = (_pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
-    q, k, v = _pad(q, 1, plan.queries), _pad(k, 1, plan.keys), _pad(v, 1, plan.keys)
-    out = attend(q, k, v, make_mask_arrays(plan, call.mask, spec), words)
+    words = row_words(options["dropout"], spec)
+    words = None if words is None else pad(words, 3, plan.queries)
+    q, k, v = (pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
+    q, k, v = pad(q, 1, plan.queries), pad(k, 1, plan.keys), pad(v, 1, plan.keys)
+    out = attend(q, k, v, make_mask_arrays(plan, mask, spec), words)
     return out[:, : spec.queries, :, : spec.value_size]
 
 

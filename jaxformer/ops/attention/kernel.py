@@ -1,4 +1,4 @@
-"""A call of attention, and the kernels that compute it: each with the reason why it cannot."""
+"""The facts of a call of attention, and kernels: each with the reason why it cannot compute it."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -6,9 +6,11 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.sharding import PartitionSpec
-from jaxtyping import Float
+from jaxtyping import Float, Int32, UInt32
 
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.reference import reference
@@ -124,8 +126,8 @@ class AttentionSpec:
         k: Float[Array, "B S K H"],
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask,
-        bias: Float[Array, "#B N T S"] | None,
-        dropout: DropoutMask | None,
+        bias: Float[Array, "#B N T S"] | None = None,
+        dropout: DropoutMask | None = None,
         softcap: float | None = None,
     ) -> "AttentionSpec":
         """The spec of a call with these arguments."""
@@ -203,32 +205,43 @@ def on_mesh(
     )
 
 
+PADDING = np.iinfo(np.int32).min
+"""The segment of padding keys, to which no query belongs."""
+
+
+def segments_of(
+    mask: AttentionMask, spec: AttentionSpec
+) -> tuple[Int32[Array, "B T"], Int32[Array, "B S"]]:
+    """The segments of queries and keys in `mask`, with padding as one of its own."""
+    query, key = mask.query_segments, mask.key_segments
+    if query is None or key is None:
+        query = key = jnp.zeros((1, 1), jnp.int32)
+    query = jnp.broadcast_to(jnp.asarray(query, jnp.int32), (spec.batch, spec.queries))
+    key = jnp.broadcast_to(jnp.asarray(key, jnp.int32), (spec.batch, spec.keys))
+    if mask.padding_mask is not None:
+        key = jnp.where(mask.padding_mask, key, PADDING)
+    return query, key
+
+
+def row_words(dropout: DropoutMask | None, spec: AttentionSpec) -> UInt32[Array, "2 B N T"] | None:
+    """The two words of each row of the dropout's mask; None without dropout."""
+    if not spec.dropout or dropout is None or dropout.dropout_rng is None:
+        return None
+    rows = spec.batch, spec.heads, spec.queries
+    return jnp.asarray(dropout.dropout_rng.row_words(dropout.name, rows))
+
+
+def pad(x: Array, axis: int, size: int) -> Array:
+    """`x` with zeros at the end of `axis` until it has `size`."""
+    return jnp.pad(x, [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
+
+
 def heads_per_device(spec: AttentionSpec) -> tuple[int, int]:
     """The heads of queries and of keys that each device of the current mesh computes."""
     parts = math.prod(partitioned().values())
     if spec.heads % parts or spec.kv_heads % parts:
         return spec.heads, spec.kv_heads
     return spec.heads // parts, spec.kv_heads // parts
-
-
-class Call(NamedTuple):
-    """The arguments of one call, its spec, and the device that computes it."""
-
-    spec: AttentionSpec
-    device: DeviceInfo
-    q: Array  # [B, T, N, H]
-    k: Array  # [B, S, K, H]
-    v: Array  # [B, S, K, Hv]
-    mask: AttentionMask
-    scale: float
-    bias: Array | None  # [1 or B, N, T, S]
-    dropout: DropoutMask | None
-    interpret: bool = False
-
-    def by(self, attention_fn: Callable[..., Array]) -> Array:
-        """The result of an attention function that supports every call."""
-        options = {"bias": self.bias, "dropout": self.dropout, "softcap": self.spec.softcap}
-        return attention_fn(self.q, self.k, self.v, self.mask, scale=self.scale, **options)
 
 
 @dataclass(frozen=True)
@@ -240,7 +253,9 @@ class Kernel:
     """
 
     name: str
-    compute: Callable[[Call], Float[Array, "B T N Hv"]]
+    compute: Callable[..., Float[Array, "B T N Hv"]]
+    """The attention function, for calls without a reason. A Pallas kernel is interpreted where the
+    device is not its own."""
     reasons: Callable[[AttentionSpec, DeviceInfo], list[str]]
     """Why it does not compute a call on a device that it is for; empty where it does."""
     device: DeviceInfo | None = None
@@ -273,19 +288,19 @@ class Kernel:
         interpret: bool = False,
     ) -> Float[Array, "B T N Hv"]:
         """Attention; `interpret` runs Pallas kernels on any device, slowly, for tests."""
-        spec = AttentionSpec.create(q, k, v, mask, bias, dropout, softcap)
+        options: dict[str, Any] = {"bias": bias, "dropout": dropout, "softcap": softcap}
+        spec = AttentionSpec.create(q, k, v, mask, **options)
         device = self.device if interpret and self.device else DeviceInfo.current()
-        call = Call(spec, device, q, k, v, mask, scale, bias, dropout, interpret)
         why_not = self.why_not(spec, device)
         is_decoding = spec.from_cache or spec.has_traced_offset
         if why_not and (is_decoding or spec.queries < self.least_queries):
-            return call.by(reference)
+            return reference(q, k, v, mask, scale=scale, **options)
         if why_not:
             raise ConfigError(
                 f"the {self.name} attention function {why_not}: use 'reference' or 'blockwise' "
                 f"(the call is {spec})"
             )
-        return self.compute(call)
+        return self.compute(q, k, v, mask, scale=scale, **options)
 
 
 _KINDS = {"gpu": "an NVIDIA GPU of the Ampere generation or later", "tpu": "a TPU"}

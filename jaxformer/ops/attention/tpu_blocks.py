@@ -4,6 +4,8 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from jaxformer.ops.attention.kernel import AttentionSpec
+
 LANES = 128
 SUBLANES = 8
 
@@ -18,10 +20,12 @@ def chip_memory(kind: str) -> int:
 class Tiling(NamedTuple):
     """Static arguments; T, S, N and K are those of one device, T and S multiples of the blocks.
 
-    Keys from `last_key` on are padding. `memory` is what the kernels may use on the chip, in bytes.
-    `first_key` is the position of the first key: a long backward pass takes the keys in parts.
+    `spec` has the numbers of the whole call: keys from `spec.keys` on are padding. `memory` is what
+    the kernels may use on the chip, in bytes. `first_key` is the position of the first key: a long
+    backward pass takes the keys in parts.
     """
 
+    spec: AttentionSpec
     queries: int
     keys: int
     heads: int
@@ -29,16 +33,15 @@ class Tiling(NamedTuple):
     head_dim: int
     block_q: int
     block_k: int
-    causal: bool
-    window: int | None
-    offset: int
-    last_key: int
     scale: float
-    softcap: float | None
-    dropout: float
     interpret: bool
     memory: int
     first_key: int = 0
+
+    @property
+    def offset(self) -> int:
+        """The position of query 0 among the keys."""
+        return self.spec.offset or 0
 
     @property
     def width(self) -> int:
@@ -79,15 +82,15 @@ class Tiling(NamedTuple):
 
     def _first(self, i: Any) -> Any:
         """The first block of keys that block `i` of queries sees."""
-        if self.window is None:
+        if self.spec.window is None:
             return 0
-        first = self.offset - self.first_key + i * self.block_q - self.window + 1
+        first = self.offset - self.first_key + i * self.block_q - self.spec.window + 1
         return _most(first // self.block_k, 0)
 
     def _last(self, i: Any) -> Any:
         """The last block of keys that block `i` sees; before the first if it sees none."""
         last = self.keys // self.block_k - 1
-        if not self.causal:
+        if not self.spec.causal:
             return last
         seen = self.offset - self.first_key + (i + 1) * self.block_q - 1
         return _least(seen // self.block_k, last)
@@ -104,11 +107,11 @@ class Tiling(NamedTuple):
     def all_seen(self, i: Any, j: Any) -> Any:
         """Whether each query of block `i` may see each key of block `j`, by their positions."""
         first, last = (self.first_key + n * self.block_k for n in (j, j + 1))
-        seen = last <= self.last_key
-        if self.causal:
+        seen = last <= self.spec.keys
+        if self.spec.causal:
             seen &= last - 1 <= self.offset + i * self.block_q
-        if self.window is not None:
-            seen &= self.offset + (i + 1) * self.block_q - 1 - first < self.window
+        if self.spec.window is not None:
+            seen &= self.offset + (i + 1) * self.block_q - 1 - first < self.spec.window
         return seen
 
 

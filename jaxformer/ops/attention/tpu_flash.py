@@ -12,11 +12,13 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxformer.ops.attention.kernel import (
     FLASH_RESIDUALS,
     AttentionSpec,
-    Call,
     DeviceInfo,
     Kernel,
     heads_per_device,
     on_mesh,
+    pad,
+    row_words,
+    segments_of,
     unsupported,
 )
 from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Tiling, chip_memory
@@ -37,6 +39,7 @@ def plan_of(
             _blocks(length, most) for length in (spec.queries, spec.keys)
         )
         plan = Tiling(
+            spec,
             queries=queries,
             keys=keys,
             heads=heads,
@@ -44,13 +47,7 @@ def plan_of(
             head_dim=_head_lanes(max(spec.key_size, spec.value_size)),
             block_q=block_q,
             block_k=block_k,
-            causal=spec.causal,
-            window=spec.window,
-            offset=spec.offset or 0,
-            last_key=spec.keys,
             scale=scale,
-            softcap=spec.softcap,
-            dropout=spec.dropout,
             interpret=interpret,
             memory=chip_memory(device.kind),
         )
@@ -79,11 +76,14 @@ def _head_lanes(size: int) -> int:
     return max(16, 2 ** math.ceil(math.log2(size)))
 
 
-def _compute(call: Call) -> Array:
-    spec = call.spec
-    plan = plan_of(spec, call.device, call.scale, call.interpret)
+def _compute(
+    q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, **options: Any
+) -> Array:
+    spec, device = AttentionSpec.create(q, k, v, mask, **options), DeviceInfo.current()
+    plan = plan_of(spec, device, scale, interpret=device.platform != "tpu")
     attend = on_mesh(partial(_attend_padded, plan), spec, (2, 2, 2, None, 2), 2)
-    return attend(call.q, call.k, call.v, _segments(call.mask, spec), _words(call))
+    segments = segments_of(mask, spec) if spec.segments or spec.padding_mask else None
+    return attend(q, k, v, segments, row_words(options["dropout"], spec))
 
 
 def _attend_padded(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, words: Any) -> Array:
@@ -99,11 +99,11 @@ def _attend_padded(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, wo
     )
     if segments is not None:
         lengths = plan.queries, plan.keys
-        segments = [_pad(x, {1: n}) for x, n in zip(segments, lengths, strict=True)]
+        segments = [pad(x, 1, n) for x, n in zip(segments, lengths, strict=True)]
     if words is not None:  # row h of 16 is the first word of head h of a group, 8 + h its second
-        words = _pad(words, {2: groups * plan.packed, 3: plan.queries})
+        words = pad(pad(words, 2, groups * plan.packed), 3, plan.queries)
         words = words.reshape(2, q.shape[0], groups, plan.packed, plan.queries)
-        words = jnp.moveaxis(_pad(words, {3: SUBLANES}), 0, 2)
+        words = jnp.moveaxis(pad(words, 3, SUBLANES), 0, 2)
         words = words.reshape(q.shape[0], groups, 2 * SUBLANES, plan.queries)
     out: Any = _attend(plan, *flat, segments, words)
     out = out.reshape(*out.shape[:2], -1, plan.head_dim)
@@ -112,35 +112,9 @@ def _attend_padded(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, wo
 
 def _flatten(plan: Tiling, x: Array, length: int, heads: int) -> Array:
     """`x` [B, L, N, H] as [B, length, heads * head_dim], with zeros in what it lacks."""
-    x = _pad(x, {3: plan.head_dim})
+    x = pad(x, 3, plan.head_dim)
     x = x.reshape(*x.shape[:2], -1)
-    return _pad(x, {1: length, 2: heads * plan.head_dim})
-
-
-def _pad(x: Array, sizes: dict[int, int]) -> Array:
-    """`x` with zeros at the end of its axes until they have these sizes."""
-    return jnp.pad(x, [(0, sizes.get(axis, size) - size) for axis, size in enumerate(x.shape)])
-
-
-def _segments(mask: AttentionMask, spec: AttentionSpec) -> tuple[Array, Array] | None:
-    """The segments [B, T] and [B, S] of `mask`, padding as one of its own; None without any."""
-    query, key = mask.query_segments, mask.key_segments
-    if query is None and mask.padding_mask is None:
-        return None
-    query = jnp.zeros((spec.batch, spec.queries), jnp.int32) if query is None else jnp.int32(query)
-    key = jnp.zeros((spec.batch, spec.keys), jnp.int32) if key is None else jnp.int32(key)
-    if mask.padding_mask is not None:
-        key = jnp.where(mask.padding_mask, key, jnp.iinfo(jnp.int32).min)
-    return query, key
-
-
-def _words(call: Call) -> Array | None:
-    """The two words [2, B, N, T] of each row of the dropout's mask; None without dropout."""
-    dropout, spec = call.dropout, call.spec
-    if not spec.dropout or dropout is None or dropout.dropout_rng is None:
-        return None
-    rows = spec.batch, spec.heads, spec.queries
-    return jnp.asarray(dropout.dropout_rng.row_words(dropout.name, rows))
+    return pad(pad(x, 1, length), 2, heads * plan.head_dim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

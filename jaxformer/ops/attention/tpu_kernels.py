@@ -175,13 +175,13 @@ def _allowed(plan: Tiling, i: Any, j: Any, segments: Any, by_position: bool) -> 
             shape = keys.stop - keys.start, queries.stop - queries.start
             first = plan.first_key + j * plan.block_k + keys.start
             key = jax.lax.broadcasted_iota(jnp.int32, shape, 0) + first
-            seen = key < plan.last_key
-            if plan.causal:
+            seen = key < plan.spec.keys
+            if plan.spec.causal:
                 first = plan.offset + i * plan.block_q + queries.start
                 query = jax.lax.broadcasted_iota(jnp.int32, shape, 1) + first
                 seen &= key <= query
-                if plan.window is not None:
-                    seen &= query - key < plan.window
+                if plan.spec.window is not None:
+                    seen &= query - key < plan.spec.window
         if segments is not None:
             columns = [segments[1][0, keys]] * ((queries.stop - queries.start) // LANES)
             same = jnp.concatenate(columns, 1) == segments[0][0, :1, queries]
@@ -196,16 +196,16 @@ def _keep(plan: Tiling, words: Any, head: int, j: Any) -> Any:
     key, second = (words[0, 0, n : n + 1, :] for n in (head, SUBLANES + head))
     shape = plan.block_k, plan.block_q
     column = jax.lax.broadcasted_iota(jnp.int32, shape, 0) + (plan.first_key + j * plan.block_k)
-    return keep_elements(key, second, column.astype(jnp.uint32), plan.dropout)
+    return keep_elements(key, second, column.astype(jnp.uint32), plan.spec.dropout)
 
 
 def _scores(plan: Tiling, products: Array, allowed: Any) -> tuple[Array, Array | None]:
     """The scores, and the hyperbolic tangents of a soft cap."""
-    if plan.softcap is None:
+    if plan.spec.softcap is None:
         scores, tanh = products * (plan.scale / math.log(2)), None
     else:
-        tanh = jnp.tanh(products * (plan.scale / plan.softcap))
-        scores = tanh * (plan.softcap / math.log(2))
+        tanh = jnp.tanh(products * (plan.scale / plan.spec.softcap))
+        scores = tanh * (plan.spec.softcap / math.log(2))
     return scores if allowed is None else jnp.where(allowed, scores, MASKED_LOGIT), tanh
 
 
@@ -286,7 +286,7 @@ def _forward_kernel(
         some = total[...] > 0.0  # a query without keys gets zeros
         sums = jnp.where(some, total[...], 1.0)
         sum_ref[0, 0] = top[...] + jnp.log2(sums)
-        inverse = jnp.where(some, 1.0 / (sums * (1.0 - plan.dropout)), 0.0)
+        inverse = jnp.where(some, 1.0 / (sums * (1.0 - plan.spec.dropout)), 0.0)
         for head in range(plan.packed):
             acc[_rows(plan, head)] *= inverse[head : head + 1]
         out_ref[0] = acc[...].T.astype(out_ref.dtype)
@@ -326,7 +326,7 @@ def _backward_kernel(
             weights = jnp.exp2(scores - sum_ref[0, 0, row])
             kept, d_weights = weights, _dot(v, d_spread[head])
             if words is not None:
-                factor = jnp.where(_keep(plan, words, head, j), 1 / (1 - plan.dropout), 0.0)
+                factor = jnp.where(_keep(plan, words, head, j), 1 / (1 - plan.spec.dropout), 0.0)
                 kept, d_weights = weights * factor, d_weights * factor
             d_scores = weights * (d_weights - inner[row])
             if tanh is not None:

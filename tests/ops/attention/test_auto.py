@@ -1,6 +1,7 @@
 """The kernel of a call, the calls that a kernel does not support, and the arguments of cuDNN."""
 
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,8 +21,6 @@ from jaxformer.ops.attention import (
     explain,
     reference,
 )
-from jaxformer.ops.attention.cudnn import attend
-from jaxformer.ops.attention.kernel import Call
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -176,14 +175,14 @@ CUDNN_MASKS = {
 
 
 @pytest.mark.parametrize("mask", CUDNN_MASKS.values(), ids=CUDNN_MASKS)
-def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal):
+def test_the_arguments_of_cudnn_mean_the_mask(mask, rng, assert_equal, monkeypatch):
     """The very arguments, given to JAX's other implementation of the same function."""
+    module = import_module("jaxformer.ops.attention.cudnn")
+    monkeypatch.setattr(module, "_IMPLEMENTATION", "xla")
     q, k, v = (jnp.asarray(rng.standard_normal((3, 7, n, 5)), jnp.float32) for n in (4, 2, 2))
 
-    spec = AttentionSpec.create(q, k, v, mask, None, None)
-
     def by_jax(q, k, v):
-        return attend(Call(spec, CPU, q, k, v, mask, 0.6, None, None), "xla")
+        return module.attend(q, k, v, mask, scale=0.6, bias=None)
 
     def plain(q, k, v):
         return reference(q, k, v, mask, scale=0.6)

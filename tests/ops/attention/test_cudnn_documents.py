@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from jaxformer.ops.attention import AttentionSpec, DeviceInfo, cudnn, reference
-from jaxformer.ops.attention.kernel import Call
 from jaxformer.ops.masks import AttentionMask
 
 module = import_module("jaxformer.ops.attention.cudnn")
@@ -61,10 +60,9 @@ def test_cudnn_gets_documents_in_one_piece_and_gpu_flash_the_others(
     segments = np.stack(rows)
     of_keys = np.ones_like(segments) if "keys" in request.node.callspec.id else segments
     mask = AttentionMask(causal=causal, query_segments=segments, key_segments=of_keys)
-    spec = AttentionSpec.create(q, k, v, mask, None, None)
 
     def by_kernel(q, k, v):
-        return module.attend(Call(spec, HOPPER, q, k, v, mask, 0.6, None, None, interpret=True))
+        return module.attend(q, k, v, mask, scale=0.6, bias=None, dropout=None)
 
     def plain(q, k, v):
         return reference(q, k, v, mask, scale=0.6)
