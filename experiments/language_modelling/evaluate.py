@@ -147,14 +147,13 @@ def describe_run(folder: Path) -> str:
 
 def continued_prompts(loaded: Loaded) -> list[str]:
     """Each of the run's own prompts with its continuation, or with what fills its masks."""
-    config = loaded.config
-    if config.objective == "masked":
-        return filled_texts(loaded, config.prompts)
-    if not config.prompts:
+    config, prompts = loaded.config, loaded.config.prompts
+    if not prompts:
         return []
-    settings = config.sampling, config.completion
-    completions = pipelines.complete(loaded, config.prompts, *settings)
-    return [prompt + text for prompt, text in zip(config.prompts, completions, strict=True)]
+    if config.objective == "masked":
+        return filled_texts(loaded, prompts)
+    completions = pipelines.complete(loaded, prompts, config.sampling, config.completion)
+    return [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
 
 
 def show_prompts(log: Run, loaded: Loaded) -> None:

@@ -104,7 +104,7 @@ def main(options: GenerateOptions) -> None:
             _continue(loaded, options, texts)
 
     if texts or not text_io.is_interactive():
-        texts = texts or loaded.config.prompts
+        texts = texts or loaded.config.prompts or ()
         answer(read_texts(texts, "") if is_masked else texts or ("",))
     else:
         what = f"a text with {_mask(loaded)} in it" if is_masked else "a text to continue"

@@ -31,7 +31,7 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
     """
     loaded = load_run(folder, options)
     samples = {} if texts else sample_texts(folder)
-    texts = [text for text in texts or loaded.config.prompts if text.strip()]
+    texts = [text for text in texts or loaded.config.prompts or () if text.strip()]
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without prompts: give --text")
     samples = samples or _answers(folder, loaded, texts)

@@ -53,7 +53,7 @@ def others(
     programs = {"validation": lambda: evaluate.lower(params, devices.abstract_batch(batch))}
     if config.objective == "masked":
         return programs
-    count = max(len(config.prompts), 1)
+    count = 3 if config.prompts is None else max(len(config.prompts), 1)
     lower = partial(_lower_sampling, config, count, model, devices, params)
     return programs | {f"sampling of {count}": lower}
 

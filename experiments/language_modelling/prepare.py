@@ -1,5 +1,6 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -34,6 +35,12 @@ from jaxformer.text.metrics import TextSize
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Path("tokenizer", "tokenizer.json")
+_WINDOW = 64
+"""Tokens among which a line is looked for that begins a prompt."""
+_PLACES = 12
+"""Places for each prompt where such lines are looked for."""
+_MANY_PASSES = 10
+"""Passes over a text after which a model without dropout may know it by heart."""
 _PUBLISHED = {"gpt2": ("vocab.json", "merges.txt"), "bert-base-uncased": ("vocab.txt",)}
 _LEARNED: dict[str, Callable[..., Tokenizer]] = {
     "bpe": partial(tokenizers.train_bpe, prefix=""),
@@ -145,8 +152,33 @@ def text_digest(folder: Path, name: str) -> str:
     return note["text"] if note else ""
 
 
-def describe(prepared: Prepared) -> str:
-    """The sizes of the prepared text, in a few lines."""
+def begun_lines(prepared: Prepared, config: LanguageConfig, count: int = 3) -> tuple[str, ...]:
+    """The first halves of `count` lines that stand apart in the validation text.
+
+    A masked model gets whole lines, in which a word of the middle is masked.
+    """
+    tokenizer, ids = prepared.tokenizer, prepared.validation.tokens.ids
+    window = min(_WINDOW, config.data.seq_len // 2)
+    texts = [
+        tokenizer.decode(ids[place : place + window].tolist())
+        for place in np.linspace(0, len(ids), _PLACES * count, endpoint=False, dtype=int)
+    ]
+    lines = [line for text in texts for line in text.split("\n")[1:] if len(line.split()) > 3]
+    lines = (lines or texts)[:: max(len(lines or texts) // count, 1)][:count]
+    mask = tokenizer.special.mask
+    prompts = []
+    for words in (re.findall(r"\s*\S+", line) for line in lines):
+        half = len(words) // 2
+        if config.objective == "causal":
+            prompts.append("".join(words[:half]))
+        elif mask is not None and words:
+            hidden = re.sub(r"\S+", lambda _: tokenizer.token(mask), words[half])
+            prompts.append("".join([*words[:half], hidden, *words[half + 1 :]]))
+    return tuple(dict.fromkeys(filter(None, prompts)))
+
+
+def describe(prepared: Prepared, config: LanguageConfig) -> str:
+    """The sizes of the prepared text, in a few lines, and a hint where the model may learn it."""
     lines = [
         f"{name}: {part.documents:,} documents, {part.amount.words:,} words, "
         f"{part.amount.bytes:,} bytes, {len(part.tokens.ids):,} tokens"
@@ -157,7 +189,14 @@ def describe(prepared: Prepared) -> str:
         if part is not None and (said := describe_unknown(part, prepared.tokenizer)):
             lines.append(f"{name}: {said}")
     size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
-    return "\n".join([*lines, f"vocabulary {size:,}, {steps:,} batches an epoch"])
+    lines.append(f"vocabulary {size:,}, {steps:,} batches an epoch")
+    passes = config.optimizer.total_steps / steps
+    if passes > _MANY_PASSES and config.model.dropout_rate == 0.0:
+        lines.append(
+            f"{passes:.0f} passes over the text without dropout: if the validation loss rises, "
+            "give --model.dropout_rate 0.1 or fewer --optimizer.total_steps"
+        )
+    return "\n".join(lines)
 
 
 def describe_unknown(text: Encoded, tokenizer: Tokenizer) -> str:
@@ -283,7 +322,7 @@ def main(config: LanguageConfig) -> None:
         folder = run_folder.open_folder(
             config.runs, "language_modelling", config.name, config, may_differ=config.free_fields()
         ).folder
-        print(describe(prepare(config, folder)))
+        print(describe(prepare(config, folder), config))
         print(f"prepared in {folder}")
 
 

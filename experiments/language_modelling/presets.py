@@ -98,8 +98,9 @@ class LanguageConfig(RunConfig):
     """Settings of sampling when the prompts are continued."""
     completion: CompletionOptions = CompletionOptions()
     """Where the continuations end, and their seed."""
-    prompts: tuple[str, ...] = ()
-    """Texts that are continued, or filled in, when training ends."""
+    prompts: tuple[str, ...] | None = None
+    """Texts that are continued or filled in at the end; None: halves of three lines of the
+    validation text, or for a masked model these lines with a word masked."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -161,7 +162,6 @@ python_stdlib = LanguageConfig(
     training=TrainingConfig(log_every=20, save_every=500, evaluate_every=500),
     sampling=SamplingConfig(max_new_tokens=100, temperature=0.7),
     completion=CompletionOptions(overflow="slide"),
-    prompts=("def __init__(self", "class", "import"),
 )
 
 python_stdlib_masked = replace(
@@ -171,7 +171,6 @@ python_stdlib_masked = replace(
     objective="masked",
     optimizer=replace(python_stdlib.optimizer, total_steps=1_300),
     training=TrainingConfig(log_every=20, save_every=650, evaluate_every=650),
-    prompts=("for i in <mask>(10):", "    return self.<mask>", "import <mask>"),
 )
 
 shakespeare_char_cpu = LanguageConfig(
@@ -196,7 +195,6 @@ shakespeare_char_cpu = LanguageConfig(
     training=TrainingConfig(log_every=50, save_every=500, evaluate_every=500),
     sampling=SamplingConfig(max_new_tokens=500, temperature=0.8),
     completion=CompletionOptions(overflow="slide"),
-    prompts=("\n",),
 )
 """nanoGPT's `config/train_shakespeare_char.py` with the options of its README for a CPU."""
 

@@ -21,6 +21,7 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Encoded,
     Prepared,
+    begun_lines,
     describe,
     prepare,
     text_digest,
@@ -63,7 +64,9 @@ def train(
     scores = known_scores(config)
     with training.open_run(EXPERIMENT, config, scores, loggers, with_pretrained_sizes) as run:
         data = prepare(run.config, run.folder)
-        display.say(describe(data))
+        display.say(describe(data, run.config))
+        if run.config.prompts is None:
+            run = run.settled(prompts=begun_lines(data, run.config))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
         model = training.build_model(run.config)
         loaded = Loaded(model, None, data.tokenizer, config=run.config)

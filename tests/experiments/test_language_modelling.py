@@ -212,6 +212,28 @@ def test_the_first_text_is_printed_while_it_is_made(monkeypatch, capsys):
     assert capsys.readouterr().out == "\n" + "-" * 20 + "\ncd\n"
 
 
+# Prompts that nobody gave
+
+
+@pytest.mark.parametrize("kind", ["causal", "masked"])
+def test_a_run_without_prompts_continues_or_fills_in_lines_of_its_own_validation_text(
+    kind, request, tmp_path
+):
+    run = request.getfixturevalue(f"{kind}_run")
+    config = changed(run.config, runs=str(tmp_path), name="own", prompts=None)
+    text = "sun moon star rain\nwind rain hill moon\n" * 9
+    (tmp_path / "own.txt").write_text(text)
+    config = changed(config, data__validation=(str(tmp_path / "own.txt"),))
+    prepared = prepare.prepare(config, tmp_path / "own")
+    prompts = prepare.begun_lines(prepared, config)
+    assert 1 <= len(prompts) <= 3
+    lines = text.split("\n")
+    for prompt in prompts:
+        before, mask, after = prompt.partition("<mask>")
+        assert bool(mask) == (kind == "masked") and before and bool(after) == bool(mask)
+        assert any(line.startswith(before) and after in line for line in lines), prompt
+
+
 # Masked models
 
 
@@ -221,7 +243,8 @@ def test_a_masked_run_measures_hidden_tokens_and_fills_its_prompts(masked):
     tokens = len(open_tokens(masked.folder / "data" / "test.tokens").ids)
     assert 0.1 < scores["tokens"] / tokens < 0.25
     assert [line["step"] for line in metrics_of(masked.folder, "validation_loss")] == [3]
-    assert "sun <mask> rain.\n  1: " in masked.out
+    prompts = json.loads((masked.folder / "config.json").read_text())["prompts"]  # of its text
+    assert prompts and all("<mask>" in x and f"{x}\n  1: " in masked.out for x in prompts)
 
 
 def test_fill_mask_gives_the_best_tokens_for_every_mask(masked, tmp_path):
@@ -297,7 +320,7 @@ def test_documents_that_are_not_kept_apart_need_no_special_tokens(run, fresh, tm
 
 def test_preparing_again_with_other_settings_or_text_replaces_what_was_prepared(fresh, tmp_path):
     def prepared(name, config):
-        return prepare.describe(prepare.prepare(config, tmp_path / name))
+        return prepare.describe(prepare.prepare(config, tmp_path / name), config)
 
     first = prepared("run", fresh)
     words = prepared("run", changed(fresh, data__tokenizer="words"))
@@ -310,6 +333,18 @@ def test_preparing_again_with_other_settings_or_text_replaces_what_was_prepared(
     other = changed(fresh, data__train=fresh.data.train[1:])
     second = prepared("run", other)
     assert "train: 1 documents" in second and prepared("alone", other) == second
+
+
+def test_many_passes_over_a_text_without_dropout_are_named_with_what_to_do(fresh, tmp_path):
+    def said(**changes):
+        config = changed(fresh, optimizer__total_steps=900, **changes)
+        return prepare.describe(prepare.prepare(config, tmp_path / "run"), config)
+
+    assert re.search(
+        r"\d\d passes over the text without dropout: .* --model.dropout_rate",
+        said(model__dropout_rate=0.0),
+    )
+    assert "passes" not in said(model__dropout_rate=0.1)
 
 
 def test_wikitext_has_the_published_number_of_words(real_data):
@@ -332,10 +367,10 @@ def test_published_vocabularies_are_found_and_kept_with_the_run(
 ):
     run = masked_run if name.startswith("bert") else causal_run
     config = changed(run.config, runs=str(tmp_path), data__tokenizer=name)
-    said = prepare.describe(prepare.prepare(config, tmp_path / "run"))
+    said = prepare.describe(prepare.prepare(config, tmp_path / "run"), config)
     assert f"vocabulary {size:,}, " in said
     own = changed(config, data__tokenizer=str(tmp_path / "run" / "tokenizer"))
-    assert prepare.describe(prepare.prepare(own, tmp_path / "own")) == said
+    assert prepare.describe(prepare.prepare(own, tmp_path / "own"), own) == said
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import math
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,7 +23,9 @@ from experiments.harness.training import build
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
 from experiments.harness.training.training_config import StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
+from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
+from jaxformer.config import to_plain
 from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, Diverged
@@ -55,6 +57,13 @@ class OpenRun:
     def folder(self) -> Path:
         """The run's folder."""
         return self.log.folder
+
+    def settled(self, **fields: Any) -> "OpenRun":
+        """This run with `fields` that were found since it was opened; config.json has them too."""
+        config = replace(self.config, **fields)
+        if distributed.is_first():
+            records.write_json(self.folder / "config.json", to_plain(config))
+        return replace(self, config=config)
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         """Writes scores.json, which ends a training; of several processes the first does."""
@@ -186,7 +195,11 @@ def describe_folder(
     one writes the page of the run.
     """
     lines = [f"Everything is in {folder}:"]
-    lines += [f"  {name:<23} {content}" for name, content in {**files, **_FILES}.items()]
+    lines += [
+        f"  {names:<23} {content}"
+        for names, content in {**files, **_FILES}.items()
+        if all((folder / name).exists() for name in names.split(", "))
+    ]
     lines += ["", "Next:"]
     for module, *args in commands:
         words = ["python", "-m", f"experiments.{module}", "--run", str(folder), *args]
