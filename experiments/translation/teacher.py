@@ -75,9 +75,9 @@ def distilled(weight: float) -> Callable[..., TokenLoss]:
             return *loss.inputs_and_labels(batch), batch.teacher_logits
 
         def terms(logits, labels, loss_mask, teacher_logits):
-            nats, sums = loss.terms(logits, labels, loss_mask)
+            nats, tokens = loss.terms(logits, labels, loss_mask)
             teacher = soft_cross_entropy(logits, teacher_logits, loss_mask)
-            return (1.0 - weight) * nats + weight * teacher, sums | {"teacher_loss": teacher}
+            return (1.0 - weight) * nats + weight * teacher, tokens, {"teacher_loss": teacher}
 
         return replace(loss, inputs_and_labels=inputs_and_labels, terms=terms)
 

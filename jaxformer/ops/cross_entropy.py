@@ -11,9 +11,6 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.ops.partitioning import partitioned
 
-LossAndSums = tuple[jax.Array, dict[str, jax.Array]]
-"""A loss in nats, and further sums by name; all are scalars."""
-
 
 def cross_entropy(
     logits: Float[Array, "*shape V"],
@@ -40,18 +37,18 @@ def cross_entropy(
 
 
 def chunked_sums(
-    sums_of: Callable[..., LossAndSums],
+    sums_of: Callable[..., tuple[Any, ...]],
     lm_head: Callable[[Float[Array, "M ... D"]], Float[Array, "M ... V"]],
     hidden: Float[Array, "... D"],
     *leaves: jax.Array,
     chunk: int,
-) -> LossAndSums:
+) -> tuple[Any, ...]:
     """sums_of(logits, *leaves), of `chunk` tokens at a time.
 
     `logits` are `lm_head` of `hidden`. The tokens are the axes of the first leaf, such as labels;
     `hidden` and the other leaves may have further axes after these. `sums_of` returns (nats,
-    {name: sum}), each of which is a sum over tokens, and 0 where all leaves are. A device that has
-    some of the tokens computes at most `chunk` of its own at a time.
+    *further), such as `cross_entropy`: each number is a sum over tokens, and 0 where all leaves
+    are. A device that has some of the tokens computes at most `chunk` of its own at a time.
 
     The gradient of nats goes to `hidden` and to all arrays that `lm_head` uses, such as parameters;
     the leaves and the further sums have none. It is computed in the forward pass; the backward pass
@@ -72,8 +69,8 @@ def chunked_sums(
     hidden, leaves = jax.tree.map(split, (hidden, leaves))
     # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
     head, params = jax.closure_convert(lambda hidden: lm_head(hidden), hidden[0])
-    sums: LossAndSums = _chunked(sums_of, head, params, hidden, leaves)
-    return sums
+    nats, further = _chunked(sums_of, head, params, hidden, leaves)
+    return nats, *further
 
 
 def token_log_probs(
@@ -182,12 +179,12 @@ def _split(leaf: jax.Array, count: int, size: int) -> jax.Array:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _chunked(
-    sums_of: Callable[..., LossAndSums],
+    sums_of: Callable[..., tuple[Any, ...]],
     head: Callable[..., jax.Array],
     params: Any,
     hidden: jax.Array,
     leaves: tuple[jax.Array, ...],
-) -> LossAndSums:
+) -> tuple[jax.Array, list[Any]]:
     """The sums over all chunks: the first axis of `hidden` and `leaves`."""
 
     sums = jax.lax.map(lambda chunk: _of_chunk(sums_of, head, params, *chunk), (hidden, leaves))
@@ -215,7 +212,8 @@ _chunked.defvjp(_chunked_forward, _chunked_backward)
 
 
 def _of_chunk(sums_of: Any, head: Any, params: Any, hidden: Any, leaves: Any) -> Any:
-    return sums_of(head(hidden, *params), *leaves)
+    nats, *further = sums_of(head(hidden, *params), *leaves)
+    return nats, further
 
 
 def _total(sums: Any) -> Any:

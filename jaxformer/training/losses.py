@@ -10,6 +10,7 @@ arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import jax
@@ -18,7 +19,7 @@ from flax import linen as nn
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
-from jaxformer.ops.cross_entropy import LossAndSums, chunked_sums, cross_entropy
+from jaxformer.ops.cross_entropy import chunked_sums, cross_entropy
 from jaxformer.ops.dropout import DropoutRng
 
 Sums = tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, dict[str, jax.Array]]
@@ -62,7 +63,7 @@ def seq2seq_loss(
         inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
         return (batch.source, inputs, batch.source != pad), labels, labels != pad
 
-    terms = cross_entropy_terms(label_smoothing, z_loss)
+    terms = partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
 
 
@@ -86,7 +87,8 @@ def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
         inputs = jax.tree.map(lambda x: x[:, :-1], (batch.tokens, batch.segments, batch.positions))
         return inputs, batch.tokens[:, 1:], batch.loss_mask
 
-    return TokenLoss(model, inputs_and_labels, cross_entropy_terms(z_loss=z_loss), loss_chunk)
+    terms = partial(cross_entropy, z_loss=z_loss)
+    return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
 
 
 def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> "TokenLoss":
@@ -117,7 +119,8 @@ def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
         return inputs, batch.labels, batch.loss_mask
 
-    return TokenLoss(model, inputs_and_labels, cross_entropy_terms(z_loss=z_loss), loss_chunk)
+    terms = partial(cross_entropy, z_loss=z_loss)
+    return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
 
 
 def masked_and_next_sentence_loss(
@@ -129,7 +132,7 @@ def masked_and_next_sentence_loss(
     predicted tokens, the sum divided by their number is the sum of two means: the loss of Devlin
     et al. 2019 (appendix A.2).
     """
-    terms = cross_entropy_terms(z_loss=z_loss)
+    terms = partial(cross_entropy, z_loss=z_loss)
 
     def loss(params, batch, rng):
         def outputs(model, *inputs, dropout_rng):
@@ -143,12 +146,11 @@ def masked_and_next_sentence_loss(
         ids = batch.example_ids
         output, next_logits = _apply(model, params, rng, ids, *inputs, method=outputs)
         leaves = batch.labels, batch.loss_mask
-        nats, _ = _sums(terms, model, params, output, leaves, loss_chunk)
+        nats, tokens = _sums(terms, model, params, output, leaves, loss_chunk)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
         )
-        nats += batch.masked_positions.shape[1] * sentence
-        return nats, jnp.sum(batch.loss_mask, dtype=jnp.float32)
+        return nats + batch.masked_positions.shape[1] * sentence, tokens
 
     return loss
 
@@ -190,10 +192,6 @@ def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | 
     return _apply(model, params, rng, batch.example_ids, *inputs)
 
 
-Terms = Callable[..., LossAndSums]
-"""terms(logits [..., V], labels, loss_mask, *leaves) -> (nats, {name: sum})."""
-
-
 @dataclass(frozen=True)
 class TokenLoss:
     """The loss of predicting tokens, `Loss` as a value: a method may replace its parts.
@@ -201,13 +199,14 @@ class TokenLoss:
     >>> import dataclasses
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> loss = jf.causal_loss(jf.DecoderOnly(config))
-    >>> smoothed = dataclasses.replace(loss, terms=cross_entropy_terms(label_smoothing=0.1))
+    >>> smoothed = dataclasses.replace(loss, terms=partial(jf.cross_entropy, label_smoothing=0.1))
     """
 
     model: nn.Module
     inputs_and_labels: Callable[[Any], tuple[Any, ...]]
     """(the model's inputs, labels, loss_mask, *further leaves) of a batch."""
-    terms: Terms
+    terms: Callable[..., Sums]
+    """terms(logits [..., V], labels, loss_mask, *further leaves), such as `cross_entropy`."""
     loss_chunk: int = 0
     passes: Literal[1, 2] = 1
     """2: with dropout, each example is computed twice, with two dropout masks. The logits that
@@ -233,23 +232,12 @@ class TokenLoss:
         output = getattr(output, "logits", output)  # a masked language model has further outputs
         if is_twice:
             output = jnp.stack([output[::2], output[1::2]], axis=-2)
-        nats, sums = _sums(self.terms, self.model, params, output, leaves, self.loss_chunk)
-        tokens = jnp.sum(leaves[1], dtype=jnp.float32)
-        return (nats, tokens, sums) if sums else (nats, tokens)
-
-
-def cross_entropy_terms(label_smoothing: float = 0.0, z_loss: float = 0.0) -> Terms:
-    """The cross-entropy of the labels."""
-
-    def terms(logits, labels, loss_mask):
-        return cross_entropy(logits, labels, loss_mask, label_smoothing, z_loss)[0], {}
-
-    return terms
+        return _sums(self.terms, self.model, params, output, leaves, self.loss_chunk)
 
 
 def _sums(
-    terms: Terms, model: nn.Module, params: Any, output: Any, leaves: Any, loss_chunk: int
-) -> LossAndSums:
+    terms: Any, model: nn.Module, params: Any, output: Any, leaves: Any, loss_chunk: int
+) -> Any:
     """`terms` of logits, or of hidden vectors where there are chunks."""
     if not loss_chunk:
         return terms(output, *leaves)

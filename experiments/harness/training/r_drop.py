@@ -28,10 +28,10 @@ def r_drop(loss: Loss, weight: float) -> TokenLoss:
         if logits.ndim == labels.ndim + 1:
             return loss.terms(logits, *leaves)
         first, second = logits[..., 0, :], logits[..., 1, :]
-        (nats, sums), of_second = loss.terms(first, *leaves), loss.terms(second, *leaves)
-        nats, sums = jax.tree.map(lambda a, b: (a + b) / 2.0, (nats, sums), of_second)
+        both = (loss.terms(one, *leaves) for one in (first, second))
+        nats, tokens, *sums = jax.tree.map(lambda a, b: (a + b) / 2.0, *both)
         kl = symmetric_kl(first, second, loss_mask)
-        return nats + weight / 2.0 * kl, sums | {"kl": kl}
+        return nats + weight / 2.0 * kl, tokens, dict(*sums, kl=kl)
 
     return replace(loss, terms=terms, passes=2)
 
