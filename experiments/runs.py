@@ -28,11 +28,11 @@ from experiments.harness.results.groups import (
     settings_of,
 )
 from experiments.harness.results.tables import Table
-from experiments.harness.runs.checkpoint_selection import CheckpointName, RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer import storage
 from jaxformer.config import Checked, Natural
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained import is_pretrained
+from jaxformer.pretrained import CheckpointName, is_pretrained
 from jaxformer.records import Record
 
 

@@ -26,8 +26,8 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.results import comparing, tables
 from experiments.harness.results.groups import SWEEP, settings_of, shared_settings
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training import build
 from jaxformer import storage
 from jaxformer.config import Checked, Count, Natural, import_by_name, to_plain

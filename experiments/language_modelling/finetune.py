@@ -16,8 +16,8 @@ import numpy as np
 from experiments.harness import cli, training
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_files
-from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.rows import Rows, choose, predict
 from experiments.language_modelling import finetune_start
 from experiments.language_modelling.finetune_presets import PRESETS, FinetuneConfig

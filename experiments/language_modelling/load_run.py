@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import build
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.init_from_pretrained import describe
@@ -14,7 +14,7 @@ from jaxformer.pretrained import Loaded
 
 def load_run(
     folder: Path,
-    options: RunOptions = FINAL,
+    options: RunOptions = RunOptions(),
     devices: Strategy | None = None,
 ) -> Loaded:
     """The model in `folder`; `config` describes also one of transformers.

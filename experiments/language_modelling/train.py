@@ -13,8 +13,8 @@ from flax import linen as nn
 from experiments.harness import cli, training
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.language_modelling import evaluate as evaluation
 from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
 from experiments.language_modelling.objectives import objective

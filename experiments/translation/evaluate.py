@@ -17,9 +17,8 @@ from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.runs import distributed
-from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.run_files import check_output, read_table, write_lines, write_table
+from experiments.harness.runs.run_options import DecodingOptions, RunOptions, load_members
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun, describe_folder
 from experiments.harness.training.task import Sample

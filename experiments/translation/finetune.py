@@ -15,8 +15,8 @@ import numpy as np
 from experiments.harness import cli, training
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training import initialization
 from experiments.harness.training.rows import Rows, choose
 from experiments.harness.training.training_config import text_cache

@@ -3,8 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from experiments.harness.runs.checkpoint_selection import FINAL, RunOptions
-from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.runs.run_options import DecodingOptions, RunOptions
 from experiments.harness.training import build
 from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.presets import TranslationConfig
@@ -17,7 +16,7 @@ from jaxformer.pretrained import Loaded
 
 def load_run(
     folder: Path,
-    options: RunOptions = FINAL,
+    options: RunOptions = RunOptions(),
     decoding: DecodingOptions = DecodingOptions(),
     *,
     n_best: int = 1,

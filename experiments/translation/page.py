@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.translation.evaluate import read_samples, without_too_long
 from experiments.translation.load_run import load_run, search_of
 from jaxformer.errors import ConfigError

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, distributed
+from experiments.harness.runs import distributed
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import initialization
 from experiments.harness.training.fit import Step
-from experiments.harness.training.initialization import Parent
 from experiments.translation.load_run import load_run
 from experiments.translation.prepare import Prepared
 from experiments.translation.presets import TrainingConfig, TranslationConfig
@@ -47,7 +47,7 @@ def with_teacher(
     if parent is None:
         initialization.refuse_parent("teacher", config.training.teacher)
     with display.phase(f"reading the teacher {parent.folder}"):
-        teacher = load_run(parent.folder, parent.options, devices=devices)
+        teacher = load_run(parent.folder, parent, devices=devices)
     _check_tokenizers(parent.folder, teacher, prepared)
     with distributed.together():
         _record(folder, config.training.teacher, digest(parent))
@@ -111,9 +111,9 @@ def _with_logits_class(kind: Any) -> Any:
     return namedtuple(f"{kind.__name__}WithLogits", (*kind._fields, "teacher_logits"))
 
 
-def digest(teacher: Parent) -> str:
+def digest(teacher: RunOptions) -> str:
     """SHA-256 (hex) of the sums in the manifests of the checkpoints that the teacher is made of."""
-    _, steps, tree = checkpoint_selection.select(teacher.folder, teacher.options)
+    _, steps, tree = teacher.weights
     folders = (teacher.folder / "checkpoints" / str(step) for step in steps)
     sums = [tree, *(sorted(manifest.read(folder).files.items()) for folder in folders)]
     return hashlib.sha256(json.dumps(sums).encode()).hexdigest()

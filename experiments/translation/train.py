@@ -12,8 +12,8 @@ from typing import Any
 from experiments.harness import cli, training
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import evaluate as evaluation
 from experiments.translation import teacher

@@ -16,7 +16,6 @@ import numpy as np
 
 from experiments.harness.planning import PlannedTraining
 from experiments.harness.results.pages import Contents
-from experiments.harness.runs import checkpoint_selection
 from experiments.harness.training.build import loss_sums
 from experiments.harness.training.utilization import causal_flops
 from experiments.language_modelling.presets import DataConfig, OptimizerConfig, TrainingConfig
@@ -111,7 +110,7 @@ planned = PlannedTraining(
 
 def page_contents(folder, options, texts=()):
     """The weights, and a sequence with its reverse."""
-    params = checkpoint_selection.select(folder, options).read(single())
+    params = options.weights.read(single())
     tokens = Sequences(2, 0).batch(0).tokens.tolist()
     return Contents(params, [], {"sequence and its reverse": list(map(str, tokens))})
 '''

@@ -16,7 +16,6 @@ from experiments import runs
 from experiments.harness import cli
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.run_facts import state_of
-from experiments.harness.runs import checkpoint_selection
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.fit import profiled
@@ -31,6 +30,7 @@ from experiments.translation import train as translation
 from jaxformer import storage
 from jaxformer.checkpoint.lock import lock
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained.run_weights import select_weights
 from jaxformer.storage import to_path
 from jaxformer.training.parameters import flatten
 from tests import buckets
@@ -62,7 +62,7 @@ class Stopping:
 def left(folder: Path, training: Any) -> dict[str, Any]:
     """Everything that a run leaves but times and places."""
     lines = [{k: v for k, v in x.items() if k not in SPEEDS} for x in Run(folder).metrics()]
-    params = flatten(checkpoint_selection.select(folder).read())
+    params = flatten(select_weights(folder).read())
     paths = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(str(path.relative_to(folder)) for path in paths)
     files = [x for x in names if x.split("/")[0] not in ("checkpoints", "tensorboard")]
@@ -118,7 +118,7 @@ def test_a_language_model_in_a_bucket_is_read_shown_loaded_and_exported(
     assert "sun" in said(capsys, generate.main, generate.GenerateOptions, words)
     runs.main(["page", address, "--text", "sun"])
     assert b"<svg" in to_path(f"{address}/report.html").read_bytes()
-    weights = checkpoint_selection.select(to_path(address))
+    weights = select_weights(to_path(address))
     assert len(weights.steps) == 2
     read, loaded = load_run.load_run(to_path(address)), jf.load(address)
     assert loaded.tokenizer.fingerprint == read.tokenizer.fingerprint

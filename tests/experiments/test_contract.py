@@ -6,7 +6,7 @@ import re
 import pytest
 
 from experiments import runs
-from experiments.harness.runs.checkpoint_selection import read_result
+from experiments.harness.runs.run_folder import read_result
 from experiments.language_modelling import evaluate as evaluate_language
 from experiments.language_modelling import prepare as prepare_language
 from experiments.translation import evaluate as evaluate_translation

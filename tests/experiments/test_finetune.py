@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from experiments import runs as runs_command
-from experiments.harness.runs.checkpoint_selection import read_result
+from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.rows import Rows, choose, predict, take
 from experiments.language_modelling import export, finetune, generate
 from experiments.language_modelling.finetune_presets import PRESETS, FinetuneConfig

@@ -13,9 +13,8 @@ import optax
 import pytest
 
 from experiments.harness.cli.exit_codes import exit_code
-from experiments.harness.runs import checkpoint_selection
-from experiments.harness.runs.checkpoint_selection import RunOptions, select
 from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training.fit import fit
 from experiments.harness.training.session import OpenRun, choose_weights
 from experiments.harness.training.task import Cost, EvaluationResult, StoppingMetric, Task
@@ -24,6 +23,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, Diverged
+from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.training.train_step import init_train_state, make_train_step
 from tests.experiments.commands import metrics_of
 
@@ -183,8 +183,8 @@ def test_the_best_evaluation_is_saved_also_between_two_intervals_and_it_alone(tm
     assert checkpoints.best_step() == 6 and checkpoints.steps() == [6, 10, 15, 17]
     assert there == {3: [], 6: [3, 5], 9: [5, 6], 12: [5, 6, 10], 15: [6, 10, 15]}
     (tmp_path / "config.json").write_text('{"training": {"average_checkpoints": 2}}')
-    assert select(tmp_path, RunOptions(checkpoint="best")).steps == [6]
-    assert select(tmp_path, RunOptions(checkpoint="average")).steps == [15, 17]
+    assert RunOptions(str(tmp_path), checkpoint="best").weights.steps == [6]
+    assert RunOptions(str(tmp_path), checkpoint="average").weights.steps == [15, 17]
     (state, _), whole = checkpoints.restore(first_state(), 6), fitted(tmp_path / "b", total=6)
     jax.tree.map(np.testing.assert_array_equal, state.params, whole.params)
 
@@ -213,7 +213,7 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
 
 def test_a_run_that_trains_on_has_no_final_weights_until_its_new_end(tmp_path):
     fitted(tmp_path)
-    checkpoint_selection.note(tmp_path, [5], "params")
+    weights_of(tmp_path).write({"steps": [5], "tree": "params"})
     fitted(tmp_path)
     assert (tmp_path / "weights.json").exists()
     fitted(tmp_path, total=TOTAL + 1)

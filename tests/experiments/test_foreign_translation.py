@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.runs.checkpoint_selection import FINAL
-from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.runs.run_options import DecodingOptions, RunOptions
 from experiments.translation import evaluate, page
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_run
@@ -209,7 +208,7 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
 
 
 def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder):
-    contents = page.page_contents(folder, FINAL, ("a b c",))
+    contents = page.page_contents(folder, RunOptions(), ("a b c",))
     (sentence,) = contents.sentences
     cross, encoder, decoder = sentence.views
     assert encoder.query_tokens == cross.key_tokens == ["a", "b", "c", "</s>"]
@@ -218,4 +217,4 @@ def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder)
     best = translate(load_run(folder), "a b c")
     assert sentence.text == f"a b c = {best}" and contents.samples["model"] == [best]
     with pytest.raises(ConfigError, match="without samples: give --text"):
-        page.page_contents(folder, FINAL)
+        page.page_contents(folder, RunOptions())

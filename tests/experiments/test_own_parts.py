@@ -370,8 +370,8 @@ def test_errors_of_closing_and_of_logging_are_one_warning_each_logger(capsys):
 
     loggers = Loggers([Broken(), Broken()])
     for step in (1, 2):
-        loggers.log(step, {"loss": 1.0})
-    loggers.close()
+        loggers.call("log", step, {"loss": 1.0})
+    loggers.call("close")
     assert capsys.readouterr().err.count("the logger Broken failed: RuntimeError: away") == 2
 
 

@@ -11,7 +11,7 @@ import pytest
 
 import jaxformer as jf
 from experiments.examples.recurrent import Recurrent
-from experiments.harness.runs.decoding_options import load_members
+from experiments.harness.runs.run_options import load_members
 from experiments.harness.training.build import build_model
 from experiments.translation.presets import PRESETS
 from experiments.translation.train import make_init_and_step

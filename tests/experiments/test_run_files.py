@@ -5,10 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import checkpoint_selection, run_files
+from experiments.harness.runs import run_files
 from experiments.harness.runs.run_files import TextCache
 from experiments.translation import evaluate
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained.run_weights import select_weights, weights_of
 from jaxformer.records import Record
 from jaxformer.text.data import write_tokens
 from tests.faults import states
@@ -84,10 +85,10 @@ def test_one_flipped_bit_in_a_token_file_is_noticed(tmp_path):
 
 def test_a_damaged_choice_of_weights_is_refused_and_not_replaced_by_the_newest(tmp_path):
     states.make_folder(tmp_path / "checkpoints", (3, 5))
-    checkpoint_selection.note(tmp_path, [3], "params", validation_bleu=7.0)
-    found = checkpoint_selection.select(tmp_path).read()
+    weights_of(tmp_path).write({"steps": [3], "tree": "params", "validation_bleu": 7.0})
+    found = select_weights(tmp_path).read()
     assert states.as_bytes(found) == states.as_bytes(states.make_state(3)["params"])
     note = json.loads((tmp_path / "weights.json").read_text()) | {"steps": [5]}
     (tmp_path / "weights.json").write_text(json.dumps(note))
     with pytest.raises(DataError, match="remove it to use the newest checkpoint"):
-        checkpoint_selection.select(tmp_path)
+        select_weights(tmp_path)

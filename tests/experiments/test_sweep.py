@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from experiments import registry, runs
-from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.runs import run_folder
 from experiments.language_modelling import train as language_modelling
 from experiments.sweep import (
     SweepOptions,
@@ -32,6 +32,7 @@ from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer import records
 from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained.run_weights import select_weights
 from jaxformer.training.parameters import flatten
 from tests.experiments import own_parts
 from tests.experiments.commands import call, metrics_of
@@ -75,7 +76,7 @@ def results(config, swept):
 
 def contents(result):
     """The parameters and metrics of a run, without what depends on the time."""
-    params = checkpoint_selection.select(result.folder).read()
+    params = select_weights(result.folder).read()
     return metrics_of(result.folder), {
         path: np.asarray(leaf).tobytes() for path, leaf in flatten(params).items()
     }
@@ -163,7 +164,7 @@ class Training:
         folder = run_folder.folder_of(config.runs, "translation", config.name)
         (folder / "checkpoints" / "40").mkdir(parents=True, exist_ok=True)
         records.write_json(folder / "config.json", to_plain(config))
-        checkpoint_selection.scores_of(folder).write({"bleu": config.search.beam_size})
+        run_folder.scores_of(folder).write({"bleu": config.search.beam_size})
 
     def sweep(self, config, seeds):
         runs = open_cells(self, config, name_cells(config, {}, seeds=seeds))

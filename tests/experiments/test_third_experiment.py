@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from experiments import plan, registry, runs, sweep
-from experiments.harness.runs.checkpoint_selection import read_result
+from experiments.harness.runs.run_folder import read_result
 from jaxformer.errors import ConfigError
 from tests.experiments.commands import call
 from tests.experiments.copied_experiment import LINES

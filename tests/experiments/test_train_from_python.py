@@ -6,7 +6,7 @@ import shutil
 import numpy as np
 import pytest
 
-from experiments.harness.runs.checkpoint_selection import TrainResult, read_result
+from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.build import DEVICE_CHECKS, build_model
 from experiments.language_modelling.train import make_init_and_step
 from jaxformer.checkpoint import Checkpoints

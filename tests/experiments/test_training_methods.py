@@ -5,8 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.harness.runs import checkpoint_selection
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import build
 from experiments.translation import train as translation
 from jaxformer.checkpoint import Checkpoints
@@ -81,7 +80,7 @@ def test_frozen_parameters_are_the_first_ones_and_have_no_state(result):
 
 def test_the_moving_average_and_the_parameters_are_chosen_by_name(result):
     for option, tree in (("ema", "ema"), ("last", "params")):
-        found = checkpoint_selection.select(result.folder, RunOptions(checkpoint=option)).read()
+        found = RunOptions(str(result.folder), checkpoint=option).weights.read()
         same(flatten(found), state_of(result.folder, 7, tree))
 
 

@@ -18,8 +18,8 @@ import pytest
 import jaxformer as jf
 from experiments import runs
 from experiments.harness import cli
-from experiments.harness.runs.checkpoint_selection import RunOptions
 from experiments.harness.runs.run_files import read_table
+from experiments.harness.runs.run_options import RunOptions
 from experiments.translation import evaluate, export, load_run, prepare, train, translate
 from experiments.translation.presets import PRESETS, Files
 from jaxformer.checkpoint import Checkpoints

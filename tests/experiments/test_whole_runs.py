@@ -22,7 +22,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from experiments.harness.runs import distributed
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import build
 from experiments.language_modelling import evaluate as language_evaluate
 from experiments.language_modelling import export as language_export

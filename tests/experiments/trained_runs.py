@@ -14,7 +14,7 @@ import pytest
 from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.checkpoint_selection import FINAL
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import utilization
 from jaxformer.config import with_fields
 from tests.experiments.commands import call
@@ -116,7 +116,7 @@ def loaded_once(*modules: Any, runs: tuple[Trained, ...]) -> Iterator[None]:
     known: dict[Any, Any] = {}
     load = modules[0].load_run
 
-    def load_once(folder: Path, options: Any = FINAL, *more: Any, **named: Any) -> Any:
+    def load_once(folder: Path, options: Any = RunOptions(), *more: Any, **named: Any) -> Any:
         key = folder, options.checkpoint, options.step
         if folder not in folders:
             return load(folder, options, *more, **named)

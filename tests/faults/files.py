@@ -9,10 +9,11 @@ from random import Random
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.runs import checkpoint_selection, run_folder
+from experiments.harness.runs import run_folder
 from experiments.translation import prepare
 from experiments.translation.presets import TranslationConfig
 from jaxformer.config import to_plain
+from jaxformer.pretrained.run_weights import select_weights, weights_of
 from tests.faults import children, mutations, states
 from tests.faults.children import Count
 from tests.faults.damage import flip
@@ -50,11 +51,11 @@ def damaged(folder: Path, tries: int) -> Count:
 def _damaged(args: dict[str, Any], whole: Path, tries: int) -> Iterator[tuple[str, str]]:
     run, config = mutations.prepared(args), mutations.parsed(args)
     states.make_folder(run / "checkpoints", STEPS)
-    checkpoint_selection.note(run, [STEPS[0]], "params", validation_bleu=7.3)
+    weights_of(run).write({"steps": [STEPS[0]], "tree": "params", "validation_bleu": 7.3})
     log = run_folder.Run(run)
     for step in STEPS:
         log.log(step, loss=1.0 / step)
-    log.close()
+    log.loggers.call("close")
     names = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
     names = [name for name in names if name.parts[0] not in ("checkpoints", "tensorboard")]
     shutil.copytree(run, whole)
@@ -97,7 +98,7 @@ def _resumed(config: TranslationConfig, run: Path) -> dict[str, Any]:
 def _used(config: TranslationConfig, run: Path) -> dict[str, Any]:
     """The weights and tokenizers that a translation starts from."""
     stored = run_folder.load_config(run, TranslationConfig)
-    params = checkpoint_selection.select(run).read()
+    params = select_weights(run).read()
     source, target = prepare.load_tokenizers(run)
     return {
         "config.json": to_plain(stored),

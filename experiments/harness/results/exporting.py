@@ -8,8 +8,8 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
-from experiments.harness.runs import checkpoint_selection, distributed
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs import distributed
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
@@ -132,7 +132,7 @@ def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[
     `inexpressible` are settings of its texts that the folder cannot hold.
     """
     folder, config = options.folder, run.config
-    _, steps, tree = checkpoint_selection.select(folder, options)
+    _, steps, tree = options.weights
     scores, environment = (
         Record(folder / f"{name}.json").read_if_intact() for name in ("scores", "env")
     )

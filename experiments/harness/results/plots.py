@@ -18,7 +18,7 @@ from jaxtyping import Float
 from experiments.harness.results import statistics
 from experiments.harness.results.groups import Group
 from experiments.harness.results.quantities import described, quantity, shown
-from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.loggers import MetricsFile
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -85,7 +85,7 @@ def logged_curves(groups: Iterable[Group]) -> Curves:
     curves: Curves = {}
     for group in groups:
         for folder in group.folders:
-            lines = Run(folder).metrics()
+            lines = MetricsFile(folder).read()
             for metric in dict.fromkeys(name for line in lines for name in line if name != "step"):
                 points = [(line["step"], line[metric]) for line in lines if metric in line]
                 steps, values = zip(*points, strict=True)

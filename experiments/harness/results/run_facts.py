@@ -19,7 +19,7 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.plots import Interval, best_first
 from experiments.harness.results.quantities import quantity, shown
-from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.loggers import MetricsFile
 from jaxformer.checkpoint.lock import is_locked
 from jaxformer.records import Record
 
@@ -49,7 +49,7 @@ def state_of(folder: Path) -> str:
 def steps_of(folder: Path) -> int:
     """The last step that the run in `folder` has logged or saved."""
     saved = (folder / "checkpoints").glob("[0-9]*")
-    logged = Run(folder).metrics()[-1:]
+    logged = MetricsFile(folder).read()[-1:]
     return max([0, *(line["step"] for line in logged), *(int(path.name) for path in saved)])
 
 
@@ -84,7 +84,7 @@ def scores_of(folder: Path, *, intervals: bool = False) -> dict[str, str]:
 def facts_of(folder: Path) -> dict[str, str]:
     """What the run in `folder` is called, how far it is, how long it took, on what and how fast."""
     config, environment = _read(folder, "config"), _read(folder, "env")
-    lines = Run(folder).metrics()
+    lines = MetricsFile(folder).read()
     first = [*environment.get("earlier", []), environment][0]
     weights = _read(folder, "weights").get("steps", [])
     seconds = seconds_of(environment)
@@ -112,7 +112,7 @@ def newest_score(folder: Path) -> str:
     if final:
         text = _read(folder, "scores").get("text", "")
         return ", ".join(f"{text} {name} {value}".strip() for name, value in final)
-    for line in reversed(Run(folder).metrics()):
+    for line in reversed(MetricsFile(folder).read()):
         validated = [name for name in line if name.startswith("validation_")][:2]
         if validated:
             return ", ".join(f"{quantity(x).label} {shown(line[x])}" for x in validated)

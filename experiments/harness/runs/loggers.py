@@ -1,5 +1,8 @@
-"""Receivers of what a training logs: TensorBoard, and a user's own loggers."""
+"""Receivers of what a training logs: metrics.jsonl, TensorBoard, and a user's own loggers."""
 
+import errno
+import json
+import math
 import sys
 import tempfile
 import time
@@ -11,11 +14,12 @@ from typing import Any, Protocol
 from experiments.harness import cli
 from jaxformer import optional_dependencies, storage
 
-_FLUSH_SECONDS = 10.0  # each flush waits for the disk
+_DISK_SECONDS, _BUCKET_SECONDS = 10.0, 60.0
+"""Between two writes of what waits: each waits for the disk, or sends the whole file."""
 
 
 class Logger(Protocol):
-    """Receives each line of metrics.jsonl; a `close()`, if it has one, is called at the end."""
+    """Receives what a run logs; `flush()` and `close()`, if it has them, are called too."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the numbers of `step`."""
@@ -28,16 +32,12 @@ class Loggers:
         self._loggers = list(loggers)
         self._warned: set[int] = set()
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Gives each logger a copy of `metrics`."""
-        self.call("log", step, metrics)
-
-    def close(self) -> None:
-        """Closes the loggers that can be closed."""
-        self.call("close")
+    def add(self, loggers: Iterable[Logger]) -> None:
+        """Adds further ones."""
+        self._loggers.extend(loggers)
 
     def call(self, method: str, *args: Any) -> None:
-        """Calls the `method` of each logger that has it."""
+        """Calls the `method` of each logger that has it, with copies of `args`."""
         for logger in self._loggers:
             try:
                 getattr(logger, method, lambda *_: None)(*map(copy, args))
@@ -46,6 +46,80 @@ class Loggers:
                     reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
                     cli.say(f"warning: the logger {reason}; training goes on", sys.stderr)
                 self._warned.add(id(logger))
+
+
+class MetricsFile:
+    """The logger of metrics.jsonl in a run's folder: a JSON line for each step.
+
+    A line is on disk when `log` returns. In a bucket, where nothing can be appended, the file is
+    replaced by `flush`, and by `log` at most once a minute.
+    """
+
+    def __init__(self, folder: Path):
+        self._path = folder / "metrics.jsonl"
+        self._in_bucket = storage.is_in_bucket(folder)
+        self._content = b""  # of the file in a bucket
+        self._flushed = time.monotonic()
+        self._torn = False
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Appends a line; a number that is not finite is null, as JSON has no other word for it."""
+        finite = {name: x if math.isfinite(x) else None for name, x in metrics.items()}
+        line = (json.dumps({"step": step, **finite}) + "\n").encode()
+        if self._in_bucket:
+            self._content += line
+            if time.monotonic() - self._flushed > _BUCKET_SECONDS:
+                self.flush()
+            return
+        line, self._torn = b"\n" * self._torn + line, True
+        # Unbuffered: what a full disk refused must not be written with the next line.
+        with self._path.open("ab", buffering=0) as file:
+            written = file.write(line)
+        if written != len(line):
+            reason = f"only {written} of {len(line)} bytes were written"
+            raise OSError(errno.ENOSPC, reason, str(self._path))
+        self._torn = False
+
+    def flush(self) -> None:
+        """Writes to a bucket what was logged: call it before a checkpoint that stands on it."""
+        self._flushed = time.monotonic()
+        if self._in_bucket and self._content:
+            self._path.write_bytes(self._content)
+
+    def resume(self, step: int, without: str | None) -> None:
+        """Removes the lines after `step`, those of `step` with the metric `without`, damaged ones.
+
+        Warns of a damaged line, unless it is the last one, which a crash may leave half written.
+        """
+        whole = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
+        wrong = [n for n, line in enumerate(whole, 1) if line and _parse(line) is None]
+        if wrong:
+            numbers = ", ".join(map(str, wrong))
+            cli.say(f"warning: {self._path} lines {numbers}: no metrics, left out", sys.stderr)
+        last = step if without is None else step - 1
+        lines = [x for x in self._lines() if x["step"] <= (last if without in x else step)]
+        self._content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        if self._path.exists():
+            storage.write(self._path, self._content)
+
+    def read(self) -> list[dict]:
+        """The lines in order, without damaged ones and numbers that are not finite."""
+        lines = self._lines()
+        return [{name: x for name, x in line.items() if x is not None} for line in lines]
+
+    def _lines(self) -> list[dict]:
+        if not self._path.exists():
+            return []
+        lines = map(_parse, self._path.read_bytes().split(b"\n"))
+        return [line for line in lines if line is not None]
+
+
+def _parse(line: bytes) -> dict | None:
+    try:
+        numbers = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return numbers if isinstance(numbers, dict) and type(numbers.get("step")) is int else None
 
 
 class TensorBoard:
@@ -58,17 +132,16 @@ class TensorBoard:
     def __init__(self, folder: Path):
         self._folder = folder
         self._writer: Any = None
-        self._flushed = 0.0
+        self._local: Any = None  # the folder of the file of one in a bucket
+        self._flushed = time.monotonic()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a point to each curve."""
         self._writer = self._writer or self._open(step)
         for name, number in metrics.items():
             self._write(step, summary=self._summary.scalar(name, number))
-        now = time.time()
-        if now - self._flushed > _FLUSH_SECONDS:
-            self._writer.flush()
-            self._flushed = now
+        if time.monotonic() - self._flushed > (_BUCKET_SECONDS if self._local else _DISK_SECONDS):
+            self.flush()
 
     def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
         """Adds a text, unless there were no numbers before."""
@@ -78,6 +151,7 @@ class TensorBoard:
 
     def flush(self) -> None:
         """Writes the events that wait."""
+        self._flushed = time.monotonic()
         if self._writer is not None:
             self._writer.flush()
             if self._local is not None:

@@ -1,11 +1,9 @@
-"""A run's folder: its configuration, its environment and its metrics."""
+"""A run's folder: its configuration, its environment, its log and its result."""
 
 import contextlib
 import datetime
 import importlib.metadata
 import importlib.util
-import json
-import math
 import os
 import platform
 import re
@@ -15,24 +13,24 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.runs import distributed
-from experiments.harness.runs.loggers import Loggers, TensorBoard
+from experiments.harness.runs.loggers import Loggers, MetricsFile, TensorBoard
 from jaxformer import records, storage
 from jaxformer.config import check_trusted, from_plain, is_import_name, record_trusted, to_plain
 from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.records import Record
 from jaxformer.runtime import cpu_count
 
 T = TypeVar("T")
 
-_FLUSH_SECONDS = 60.0  # between two writes of metrics to a bucket
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
 _COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # a program depends on them
 
@@ -152,56 +150,29 @@ def refuse_differences(
 
 
 class Run:
-    """The folder of one run, and its log of metrics: a JSON line for each step, and TensorBoard.
+    """The folder of one run, and the loggers of its metrics: metrics.jsonl and TensorBoard.
 
-    `loggers` get the same numbers. If a metric cannot be written, training goes on, with one
-    warning on stderr. TensorBoard files are written where tensorboardX is installed. Without
-    `writes`, as in all processes but the first, nothing is written.
+    If something cannot be written, training goes on, with one warning on stderr. TensorBoard files
+    are written where tensorboardX is installed. Without `writes`, as in all processes but the
+    first, nothing is written.
     """
 
     def __init__(self, folder: str | Path, *, writes: bool = True):
         self.folder = storage.to_path(folder)
         self._writes = writes
-        self._path = self.folder / "metrics.jsonl"
-        has_tensorboard = writes and importlib.util.find_spec("tensorboardX") is not None
-        own = [TensorBoard(self.folder / "tensorboard")] if has_tensorboard else []
-        self._tensorboard, self.loggers = Loggers(own), Loggers()
-        self._in_bucket = storage.is_in_bucket(self.folder)
-        self._content = b""  # of metrics.jsonl in a bucket, which cannot be appended to
-        self._flushed = time.monotonic()
-        self._torn = False
+        self._file = MetricsFile(self.folder)
+        self.loggers = Loggers([self._file] if writes else [])
+        if writes and importlib.util.find_spec("tensorboardX") is not None:
+            self.loggers.add([TensorBoard(self.folder / "tensorboard")])
         self._warned: set[str] = set()
 
     def log(self, step: int, **values: float) -> None:
-        """Appends `values` of `step` to metrics.jsonl, on disk when this returns.
-
-        One that is not finite is null there, as JSON has no other word for it.
-        In a bucket the file is replaced by `flush`, here at most once a minute.
-        """
-        if not self._writes:
-            return
-        numbers = {name: float(value) for name, value in values.items()}
-        finite = {name: x if math.isfinite(x) else None for name, x in numbers.items()}
-        line = json.dumps({"step": int(step), **finite}) + "\n"
-        with self.surviving("metrics.jsonl"):
-            self._append(line.encode())
-        self._tensorboard.log(int(step), numbers)
-        self.loggers.log(int(step), numbers)
-        if time.monotonic() - self._flushed > _FLUSH_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        """Writes to a bucket what was logged: call it before a checkpoint that stands on it."""
-        self._flushed = time.monotonic()
-        if not (self._in_bucket and self._writes and self._content):
-            return
-        with self.surviving("metrics.jsonl"):
-            self._path.write_bytes(self._content)
-        self._tensorboard.call("flush")
+        """Gives `values` of `step` to all loggers."""
+        self.loggers.call("log", int(step), {name: float(x) for name, x in values.items()})
 
     def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
         """Shows `lines` of `step` in TensorBoard, next to numbers that were logged before."""
-        self._tensorboard.call("log_text", int(step), name, list(lines))
+        self.loggers.call("log_text", int(step), name, list(lines))
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
@@ -212,46 +183,15 @@ class Run:
     def resume(self, step: int, without: str | None = None) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
 
-        Also those of `step` with the metric `without`, which will be logged again. Warns of a
-        damaged line, unless it is the last one, which a crash may leave half written.
+        Also those of `step` with the metric `without`, which will be logged again.
         """
-        if not self._writes:
-            return
         with self.surviving("metrics.jsonl"):
-            self._warn_of_damage()
-            last = step if without is None else step - 1
-            lines = self._lines()
-            kept = [x for x in lines if x["step"] <= (last if without in x else step)]
-            text = "".join(json.dumps(line) + "\n" for line in kept)
-            if self._path.exists():
-                storage.write(self._path, text.encode())
-            self._content = text.encode()
+            if self._writes:
+                self._file.resume(step, without)
 
     def metrics(self) -> list[dict]:
         """The logged lines in order, without damaged ones and numbers that are not finite."""
-        return [
-            {name: value for name, value in line.items() if value is not None}
-            for line in self._lines()
-        ]
-
-    def _lines(self) -> list[dict]:
-        if not self._path.exists():
-            return []
-        lines = (_parse(line) for line in self._path.read_bytes().split(b"\n"))
-        return [line for line in lines if line is not None]
-
-    def close(self) -> None:
-        """Closes the TensorBoard file and the loggers."""
-        self.flush()
-        self._tensorboard.close()
-        self.loggers.close()
-
-    def _warn_of_damage(self) -> None:
-        whole = self._path.read_bytes().split(b"\n")[:-1] if self._path.exists() else []
-        wrong = [n for n, line in enumerate(whole, 1) if line and _parse(line) is None]
-        if wrong:
-            numbers = ", ".join(map(str, wrong))
-            cli.say(f"warning: {self._path} lines {numbers}: no metrics, left out", sys.stderr)
+        return self._file.read()
 
     @contextlib.contextmanager
     def surviving(self, name: str) -> Iterator[None]:
@@ -260,23 +200,36 @@ class Run:
             yield
         except OSError as error:
             if name not in self._warned:
-                said = f"{self.folder / name} could not be written and now lacks metrics: {error}"
-                cli.say(f"warning: {said}", sys.stderr)
+                message = f"{self.folder / name} could not be written: {error}"
+                cli.say(f"warning: {message}", sys.stderr)
             self._warned.add(name)
 
-    def _append(self, line: bytes) -> None:
-        if self._torn:
-            line = b"\n" + line
-        if self._in_bucket:
-            self._content += line
-            return
-        self._torn = True
-        # Unbuffered: what a full disk refused must not be written with the next line.
-        with self._path.open("ab", buffering=0) as file:
-            written = file.write(line)
-        if written != len(line):
-            raise OSError(f"only {written} of {len(line)} bytes were written")
-        self._torn = False
+
+class TrainResult(NamedTuple):
+    """The results of a training in its `folder`."""
+
+    folder: Path
+    steps: list[int]
+    """The steps whose mean are the final weights."""
+    validation: dict[str, float]
+    """The scores of the validation text by which they were chosen."""
+    scores: dict[str, Any]
+    """The content of scores.json: the scores of the test text, or of the validation text."""
+
+
+def read_result(folder: Path) -> TrainResult:
+    """The result of the finished training in `folder`; `ConfigError` where there is none."""
+    scores = scores_of(folder).read()
+    if not scores:
+        raise ConfigError(f"{folder} has no scores.json: finish its training first")
+    validation = weights_of(folder).read(steps=list)
+    validation.pop("tree", None)
+    return TrainResult(folder, validation.pop("steps", []), validation, scores)
+
+
+def scores_of(folder: Path) -> Record:
+    """The record of the scores that end the training in `folder`."""
+    return Record(folder / "scores.json", "score the run again: the command of its training does")
 
 
 def environment_of(folder: Path) -> Record:
@@ -348,11 +301,3 @@ def _git(folder: Path, *words: str) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _parse(line: bytes) -> dict | None:
-    try:
-        numbers = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    return numbers if isinstance(numbers, dict) and type(numbers.get("step")) is int else None

@@ -21,8 +21,8 @@ from flax import linen as nn
 from jaxtyping import Float
 
 from experiments.harness.runs import distributed, run_folder
-from experiments.harness.runs.checkpoint_selection import RunOptions
-from experiments.harness.runs.loggers import Logger, Loggers
+from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training.training_config import (
     GatherAt,
     LoraOptions,
@@ -97,15 +97,16 @@ def check(config: Any) -> None:
                 import_by_name(name, argument)
 
 
-def build_loggers(training: Any, folder: Path, loggers: Iterable[Logger]) -> Loggers:
+def build_loggers(
+    training: TrainingConfig, folder: Path, loggers: Iterable[Logger]
+) -> list[Logger]:
     """`loggers`, and those that `training` names, each called with the run's `folder`.
 
     Of several processes only the first one has them.
     """
     if not distributed.is_first():
-        return Loggers()
-    named = (import_by_name(name, "loggers")(folder) for name in training.loggers)
-    return Loggers([*loggers, *named])
+        return []
+    return [*loggers, *(import_by_name(name, "loggers")(folder) for name in training.loggers)]
 
 
 def build_batches(config: Any, prepared: Any) -> Batches:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, distributed
+from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import asked_to_stop
 from experiments.harness.training.build import (
     DEVICE_CHECKS,
@@ -37,6 +37,7 @@ from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import agreed, assert_processes_agree
 from jaxformer.errors import CheckpointError
+from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.training.train_step import TrainState
 
 Step = Callable[[TrainState, Any], tuple[TrainState, Mapping[str, Any]]]
@@ -72,7 +73,9 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         return due_now and stopping.step != number
 
     if number < total and not stopping.should_stop(training.patience):
-        checkpoint_selection.forget(run.folder)  # it may name steps that go now
+        weights = weights_of(run.folder).path
+        if distributed.is_first() and weights.exists():
+            storage.remove(weights)  # it may name steps that go now
     log.resume(number, without=run.watched.name if evaluates() else None)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
     if config.profile and distributed.is_first():
@@ -96,7 +99,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             progress.settle()
             noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
             with progress.held_up("saving"):
-                log.flush()
+                log.loggers.call("flush")
                 # Only regular checkpoints are averaged, as if the run had never been stopped.
                 regular = due(number, training.save_every)
                 metric = stopping.metric_at(number)
@@ -108,7 +111,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 scores = task.evaluate(result_params(state, training), number)
             after = log_evaluation(run, number, scores, stopping)
             if is_saved:
-                log.flush()
+                log.loggers.call("flush")
                 noted = {"early_stopping": after._asdict()}
                 saves.annotate(number, noted, after.metric)
             return after

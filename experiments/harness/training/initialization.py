@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +11,8 @@ from flax.traverse_util import unflatten_dict
 from jax.tree_util import Partial
 
 from experiments.harness.cli import config_files, display
-from experiments.harness.runs import checkpoint_selection, distributed, run_folder
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs import distributed, run_folder
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import Task
@@ -33,14 +33,7 @@ from jaxformer.training.train_step import TrainState
 C = TypeVar("C")
 
 
-class Parent(NamedTuple):
-    """The run that another one starts from, and which of its weights."""
-
-    folder: Path
-    options: RunOptions
-
-
-def parent_of(config: Any) -> Parent | None:
+def parent_of(config: Any) -> RunOptions | None:
     """The run that `config` names by init_from or continue_from; None where it names none.
 
     A folder of `transformers` is no run.
@@ -48,15 +41,15 @@ def parent_of(config: Any) -> Parent | None:
     return find_run(config.continue_from or config.init_from)
 
 
-def find_run(name: str) -> Parent | None:
+def find_run(name: str) -> RunOptions | None:
     """The run RUN, RUN@STEP or RUN@best (last, average, ema); None where there is none."""
     path, which = config_files.split_step(name)
     if not name or not (path / "checkpoints").is_dir():
         return None
     if which.isdigit():
-        return Parent(path, RunOptions(str(path), step=int(which)))
+        return RunOptions(str(path), step=int(which))
     options: Any = {"checkpoint": which} if which else {}
-    return Parent(path, RunOptions(str(path), **options))
+    return RunOptions(str(path), **options)
 
 
 def with_parent(config: C, experiment: str) -> C:
@@ -100,7 +93,7 @@ def load_start(config: Any, devices: Strategy) -> Loaded:
     parent = parent_of(config)
     if parent is None:
         return load(config.init_from, strategy=devices)
-    checkpoint, step = parent.options.checkpoint, parent.options.step
+    checkpoint, step = parent.checkpoint, parent.step
     return load(parent.folder, checkpoint=checkpoint, step=step, strategy=devices)
 
 
@@ -167,11 +160,11 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
 
 
 def _read_run(
-    config: Any, model: Any, parent: Parent, devices: Strategy
+    config: Any, model: Any, parent: RunOptions, devices: Strategy
 ) -> tuple[Any, bool, list[int]]:
     """The parent's weights, whether their blocks are stacked, and the steps whose mean they are."""
     parent_config: Any = run_folder.load_config(parent.folder, type(config))
-    weights = checkpoint_selection.select(parent.folder, parent.options)
+    weights = parent.weights
     is_stacked = parent_config.model.scan_layers
     if is_stacked != config.model.scan_layers:  # stacked parameters are divided in another way
         stored = model.clone(config=replace(model.config, scan_layers=is_stacked))
@@ -231,7 +224,7 @@ def check_shapes(source: Any, given: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 def _continued(
-    config: Any, state: TrainState, parent: Parent | None, fingerprint: str
+    config: Any, state: TrainState, parent: RunOptions | None, fingerprint: str
 ) -> tuple[TrainState, list[int]]:
     """The state of the parent, with the peak learning rate of `state`, and its step.
 
@@ -240,13 +233,13 @@ def _continued(
     """
     if parent is None:
         refuse_parent("continue_from", config.continue_from)
-    if parent.options.checkpoint not in ("final", "last"):
+    if parent.checkpoint not in ("final", "last"):
         raise ConfigError(
             f"continue_from={config.continue_from!r} asks for weights without an optimizer state: "
             "give RUN or RUN@STEP, or use --init_from"
         )
     checkpoints = Checkpoints(parent.folder / "checkpoints")
-    restored, metadata = checkpoints.restore(state, parent.options.step)
+    restored, metadata = checkpoints.restore(state, parent.step)
     step = int(restored.step)
     if metadata["data"] != fingerprint:
         raise ConfigError(

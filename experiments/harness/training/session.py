@@ -16,7 +16,7 @@ import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import checkpoint_selection, distributed, run_files, run_folder
+from experiments.harness.runs import distributed, run_files, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build
@@ -26,9 +26,11 @@ from experiments.harness.training.utilization import peak_of
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import to_plain
-from jaxformer.distributed import Strategy, make_mesh, replicated, sharded, single
+from jaxformer.distributed import Strategy, agreed, make_mesh, replicated, sharded, single
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, Diverged
+from jaxformer.pretrained import last_steps
+from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.runtime import setup_process
 
 _FILES = {
@@ -68,7 +70,7 @@ class OpenRun:
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         """Writes scores.json, which ends a training; of several processes the first does."""
         if distributed.is_first():
-            checkpoint_selection.scores_of(self.folder).write(dict(scores))
+            run_folder.scores_of(self.folder).write(dict(scores))
             self.log.add_environment(finished=run_folder.now())
 
 
@@ -101,8 +103,8 @@ def open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
         build.DEVICE_CHECKS.clear()  # those of an earlier run in this process
-        log.loggers = build.build_loggers(config.training, log.folder, loggers)
-        stack.callback(log.close)  # also on a signal, or where training diverges
+        log.loggers.add(build.build_loggers(config.training, log.folder, loggers))
+        stack.callback(log.loggers.call, "close")  # also on a signal, or where training diverges
         peak, training = peak_of(devices, config.model.dtype), config.training
         log.add_environment(setup=str(setup), utilization=str(peak))
         if config.verbose:
@@ -152,38 +154,50 @@ def choose_devices(
 
 
 def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
-    """The final weights: the mean of the last checkpoints, or the one of the best `score`.
+    """The final weights: the mean of the last checkpoints, or those of the best one alone.
 
-    Both are evaluated as the task's `evaluate` says. weights.json records the choice. Raises
-    `Diverged` where those of the last checkpoints have no finite score.
+    Both are evaluated as the task's `evaluate` says. The better `score` wins, the mean wins a tie,
+    and one that is not finite never wins. weights.json records the choice. Raises `Diverged` where
+    one of them is not finite.
     """
-    training, sign = run.config.training, stopping_metric(TrainingConfig(), (score,)).sign
-    evaluate = task.evaluate
-    assert evaluate is not None
+    training, checkpoints = run.config.training, run.checkpoints
+    sign = stopping_metric(TrainingConfig(), (score,)).sign
+    assert task.evaluate is not None
+    last = last_steps(checkpoints, training.average_checkpoints)
+    # Only the first process notes a validation: another one may not see that of the last step yet.
+    best = int(agreed(checkpoints.best_step() or 0))
+    chosen: tuple[float, list[int], Any] | None = None
     diverged: list[str] = []
-
-    def metric(params: Any, steps: list[int]) -> float:
+    for steps in [last, [best]] if best and last != [best] else [last]:
+        params = checkpoints.average_params(
+            steps, tree=training.result_tree, shardings=run.devices.shardings
+        )
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
-            scores = evaluate(params, 0).scores
-        display.say(f"  {score.replace('_', ' ')} {scores[score]:.4f}")
+            scores = task.evaluate(params, 0).scores
+        value = scores[score]
+        display.say(f"  {score.replace('_', ' ')} {value:.4f}")
         # BLEU is 0 where the loss is NaN.
-        if math.isfinite(scores[score]) and math.isfinite(scores.get("validation_loss", 0.0)):
-            return sign * scores[score]
-        diverged.append(names)
-        return math.nan
-
-    chosen = checkpoint_selection.choose(run.checkpoints, training, metric, run.devices)
+        if not (math.isfinite(value) and math.isfinite(scores.get("validation_loss", 0.0))):
+            diverged.append(names)
+        elif chosen is None or sign * value < sign * chosen[0]:
+            chosen = value, steps, params
+    if chosen is None:
+        raise Diverged(
+            "the validation of no checkpoint is finite: lower the learning rate, or train with "
+            "--model.dtype float32, under another --name"
+        )
+    value, steps, params = chosen
     if distributed.is_first():
-        tree = training.result_tree
-        checkpoint_selection.note(run.folder, chosen.steps, tree, **{score: sign * chosen.metric})
+        note = {"steps": steps, "tree": training.result_tree, score: value}
+        weights_of(run.folder).write(note)
     if diverged:
         raise Diverged(
             f"the validation of the weights of step {', '.join(diverged)} is not finite: the "
-            f"result of {run.folder} is step {chosen.steps[0]}. Evaluate it, or lower the learning "
+            f"result of {run.folder} is step {steps[0]}. Evaluate it, or lower the learning "
             "rate and train under another --name"
         )
-    return chosen.params
+    return params
 
 
 def describe_folder(

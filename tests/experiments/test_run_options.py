@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.runs import checkpoint_selection
-from experiments.harness.runs.checkpoint_selection import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.pretrained.run_weights import weights_of
 
 TRAINING = {"average_checkpoints": 2, "ema_decay": 0.9}
 NUMBERS = {2: 20.0, 3: 70.0, 4: 30.0, 6: 50.0}
@@ -24,13 +24,13 @@ def folder(tmp_path):
         for step, number in NUMBERS.items():
             state = {"params": {"a": np.full(3, number)}, "ema": {"a": np.full(3, number + 1)}}
             checkpoints.save(step, state, {}, METRICS.get(step))
-    checkpoint_selection.note(tmp_path, [2, 6], "ema", validation_loss=1.0)
+    weights_of(tmp_path).write({"steps": [2, 6], "tree": "ema", "validation_loss": 1.0})
     return tmp_path
 
 
 def number(folder, training=TRAINING, **options):
     (folder / "config.json").write_text(json.dumps({"training": training}))
-    params = checkpoint_selection.select(folder, RunOptions(**options)).read()
+    params = RunOptions(str(folder), **options).weights.read()
     (leaf,) = jax.tree.leaves(params)
     return float(leaf[0])
 
