@@ -21,7 +21,7 @@ from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
-from jaxformer.pretrained import Loaded, load, load_pretrained
+from jaxformer.pretrained import Loaded, load
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
@@ -144,10 +144,10 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
             state, steps = _continued(config, state, parent, task.batches.fingerprint)
         elif task.read_start is not None:
             params, is_stacked = task.read_start(run.devices), config.model.scan_layers
-        elif parent is None:  # each device reads only its parts from the files
-            params, is_stacked = load_pretrained(source, strategy=run.devices).params, False
-        else:
-            params, is_stacked, steps = _read_run(config, task.model, parent, run.devices)
+        else:  # each device reads only its parts
+            loaded = load_start(config, run.devices)
+            params, is_stacked = loaded.params, loaded.model.config.scan_layers
+            steps = parent.weights.steps if parent else []
     if not config.continue_from and params is not None:
         is_part = task.read_start is not None
         state = with_loaded(config, state, params, run.devices, is_stacked, is_part=is_part)
@@ -157,19 +157,6 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
         folder = str(parent.folder) if parent else source
         parent_record(run.folder).write({"how": option, "run": folder, "steps": steps})
     return state
-
-
-def _read_run(
-    config: Any, model: Any, parent: RunOptions, devices: Strategy
-) -> tuple[Any, bool, list[int]]:
-    """The parent's weights, whether their blocks are stacked, and the steps whose mean they are."""
-    parent_config: Any = run_folder.load_config(parent.folder, type(config))
-    weights = parent.weights
-    is_stacked = parent_config.model.scan_layers
-    if is_stacked != config.model.scan_layers:  # stacked parameters are divided in another way
-        stored = model.clone(config=replace(model.config, scan_layers=is_stacked))
-        devices = devices.for_model(stored)
-    return weights.read(devices), is_stacked, weights.steps
 
 
 def with_loaded(
