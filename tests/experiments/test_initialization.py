@@ -199,8 +199,8 @@ def test_parameters_of_other_shapes_are_refused_by_name(base, parent, begin, tmp
     shutil.copytree(parent, copy)
     content = (copy / "config.json").read_text()
     (copy / "config.json").write_text(content.replace('"d_ff": 22', '"d_ff": 26'))
-    message = r"copy does not fit this model: \S*feed_forward\S* is \(.*22.*\) there, but \(.*26"
-    with pytest.raises(ConfigError, match=message):
+    message = r"copy/checkpoints: \S*feed_forward\S* is \(.*22.*\) in params, but \(.*26"
+    with pytest.raises(CheckpointError, match=message):
         begin(init_from=str(copy))
     masked = PRESETS["bert_tiny"]
     with pytest.raises(ConfigError, match="has the objective 'causal', but this run has"):

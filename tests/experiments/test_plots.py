@@ -11,7 +11,6 @@ from experiments import runs
 from experiments.harness.results import attention_views, plots
 from experiments.harness.results.groups import group_runs
 from experiments.translation.page import attend
-from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import Loaded
 from jaxformer.text import tokenizers
@@ -113,12 +112,3 @@ def test_the_command_writes_a_picture_and_refuses_other_endings_and_metrics(fold
         runs.main(["plot", str(folders[0]), "--metrics", "x"])
     with pytest.raises(ConfigError, match="output='c.xyz' must end in one of .*.png, .*.svg"):
         runs.main(["plot", str(folders[0]), "--output", "c.xyz"])
-
-
-def test_positions_and_their_similarities_are_drawn():
-    table = np.asarray(positional_encoding(17, 12))
-    left, right = plots.position_table(table).axes[:2]
-    np.testing.assert_array_equal(left.images[0].get_array(), table)
-    similarity = right.images[0].get_array()
-    np.testing.assert_allclose(np.diag(similarity), 1.0, rtol=1e-5)
-    assert similarity[0, 1] > similarity[0, 5]
