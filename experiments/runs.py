@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 
 from experiments import registry
 from experiments.harness import cli
-from experiments.harness.results import pages, plots, run_facts, tables
+from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import (
     SWEEP,
@@ -27,6 +27,7 @@ from experiments.harness.results.groups import (
     group_runs,
     settings_of,
 )
+from experiments.harness.results.run_facts import RunFacts, facts_of_sweep
 from experiments.harness.results.tables import Table
 from experiments.harness.runs.run_options import RunOptions
 from jaxformer import storage
@@ -115,13 +116,12 @@ def list_runs(options: ListOptions) -> None:
     """
     facts = {}
     for root in options.runs:
-        for run in find_runs([root]):
-            sweep = _sweep_of(run, storage.to_path(root))
+        for folder in find_runs([root]):
+            sweep = _sweep_of(folder, storage.to_path(root))
             if sweep and sweep not in facts:
-                facts[sweep] = run_facts.facts_of_sweep(sweep)
-            elif not sweep and run_facts.state_of(run):
-                score = {"score": run_facts.newest_score(run)}
-                facts[run] = run_facts.facts_of(run) | {k: x for k, x in score.items() if x}
+                facts[sweep] = facts_of_sweep(sweep)
+            elif not sweep and (run := RunFacts(folder)).state:
+                facts[folder] = {"score": run.newest_score() or "-"} | run.describe()
     if not facts:
         raise DataError(f"there is no run in {', '.join(options.runs)}: train first")
     titles = "state", "steps", "score", "started", "parent"
@@ -181,7 +181,7 @@ def page(options: PageOptions) -> None:
     if len(folders) == 1 and (folders[0] / "config.json").is_file():
         chosen = RunOptions(str(folders[0]), checkpoint=options.checkpoint, step=options.step)
         contents = _page_contents(folders[0], options.experiment)
-        ready = run_facts.steps_of(folders[0]) or is_pretrained(folders[0])
+        ready = RunFacts(folders[0]).steps or is_pretrained(folders[0])
         made = contents(folders[0], chosen, options.text) if contents and ready else None
         text = pages.run_page(folders[0], made)
     else:

@@ -15,7 +15,7 @@ import jaxformer as jf
 from experiments import runs
 from experiments.harness import cli
 from experiments.harness.results.comparing import compare
-from experiments.harness.results.run_facts import state_of
+from experiments.harness.results.run_facts import RunFacts
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.fit import profiled
@@ -155,8 +155,8 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
         assert f"{there}  done   7 of 7" in capsys.readouterr().out
         assert results_of([there], "own") == results_of([here], "own")
     with lock(there / "checkpoints"):  # in place of the local lock, which was uploaded
-        assert state_of(there) == "running"
-    assert state_of(there) == "done"
+        assert RunFacts(there).state == "running"
+    assert RunFacts(there).state == "done"
     # The last line is longer than the model takes.
     samples = {side: x[:-1] for side, x in read_table(here / "samples" / "test.tsv").items()}
     to_path(f"{bucket_url}/in").write_text("\n".join(samples["source"]))

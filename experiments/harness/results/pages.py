@@ -14,17 +14,17 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.results import plots, run_facts, tables
+from experiments.harness.results import plots, tables
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import Comparison, compare
 from experiments.harness.results.groups import Group, expand, group_runs, sample_texts
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.quantities import described, shown
+from experiments.harness.results.run_facts import COUNTS, RunFacts
 from experiments.harness.results.tables import Table
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
-from jaxformer.records import Record
 
 _SAMPLES = 12
 _ATTENTION = 32_000
@@ -57,22 +57,21 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
 
     The folder may also be one of `transformers`.
     """
-    names = "scores.json", "config.json", "env.json", "metrics.jsonl"
-    state = run_facts.state_of(folder)
-    scores, config, environment, _ = (Record(folder / name).read_if_intact() for name in names)
-    details = {name: _settings(Record(folder / name).read_if_intact()) for name in names[:3]}
+    run = RunFacts(folder)
+    files = {"scores.json": run.scores, "config.json": run.config, "env.json": run.environment}
+    details = {name: _settings(content) for name, content in files.items()}
     if is_pretrained(folder):
         warnings, unscored = ["This is a folder of transformers: it has no scores or curves."], ""
     else:
-        warnings = [] if state == "done" else [run_facts.describe_state(folder)]
+        warnings = [] if run.state == "done" else [run.describe_state()]
         unscored = "Not scored yet."
-        empty = {"scores.json": not scores, "config.json": not config, "env.json": not environment}
-        for name in names:
-            there = (folder / name).is_file()
-            if there and empty.get(name) or (not there and (state == "done" or name in names[1:3])):
-                warnings.append(f"{name} is {'damaged' if there else 'missing'}.")
-    first, *others = run_facts.scores_of(folder, intervals=True).items() or [("", "")]
-    known = {} if is_pretrained(folder) or not config else run_facts.facts_of(folder)
+        for name, content in {**files, "metrics.jsonl": {"": ""}}.items():
+            if (folder / name).is_file():
+                warnings += [] if content else [f"{name} is damaged."]
+            elif run.state == "done" or name in ("config.json", "env.json"):
+                warnings.append(f"{name} is missing.")
+    first, *others = run.describe_scores(intervals=True).items() or [("", "")]
+    known = {} if is_pretrained(folder) or not run.config else run.describe()
     facts = dict(others) | {name: known[name] for name in _FACTS if name in known}
     if contents:
         details = {"parameters": (sizes := _sizes(contents.params))} | details
@@ -82,9 +81,9 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
         title=f"{folder.absolute().parent.name}: {folder.name}",
         warnings=warnings,
         score=first[1],
-        score_name=f"{first[0]} on {_text(scores)}" if first[1] else unscored,
+        score_name=f"{first[0]} on {_text(run.scores)}" if first[1] else unscored,
         facts=facts,
-        command=environment.get("command", ""),
+        command=run.environment.get("command", ""),
         styles=styles,
         legend={name: name for name in styles},
         attention=_attention(contents.sentences) if contents else [],
@@ -107,12 +106,12 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
         scores = _compared(compare(paths, metric, baseline), groups, styles)
     except (ConfigError, DataError) as error:
         scores = {"warnings": [f"The runs are not compared: {cli.sentence(error)}"]}
-    environments = (Record(folder / "env.json").read_if_intact() for folder in folders)
     whole = storage.to_path(paths[0]).absolute()
-    rows = [(group, run_facts.facts_of(folder)) for group in groups for folder in group.folders]
+    runs = [(group, RunFacts(folder)) for group in groups for folder in group.folders]
+    rows = [(group, run.describe()) for group, run in runs]
     return _html(
         title=f"{whole.parent.name}: {whole.name}" if len(paths) == 1 else f"{len(folders)} runs",
-        command="\n".join(dict.fromkeys(each.get("command", "") for each in environments)),
+        command="\n".join(dict.fromkeys(run.environment.get("command", "") for _, run in runs)),
         styles=styles,
         legend={
             x.name: f"{x.name} ({len(x.folders)} seeds)" if x.folders[1:] else x.name
@@ -190,7 +189,7 @@ def _template() -> Any:
 
 def _text(scores: Mapping[str, Any]) -> str:
     """The text that was scored, and its length."""
-    counts = [f"{scores[name]:,} {name}" for name in run_facts.COUNTS if name in scores]
+    counts = [f"{scores[name]:,} {name}" for name in COUNTS if name in scores]
     return (
         f"the {scores.get('text', 'unknown')} text ({', '.join(counts)}); ±: 95 % over other texts"
     )
