@@ -24,9 +24,9 @@ from experiments.harness.results.groups import (
     shared_settings,
 )
 from experiments.harness.results.run_facts import seconds_of
-from experiments.harness.results.statistics import decimals, rounded
 from experiments.harness.results.tables import Table, markdown
 from experiments.harness.runs.run_folder import environment_of
+from experiments.harness.runs.statistics import decimals, rounded
 from jaxformer.config import from_plain, to_plain
 from jaxformer.errors import ConfigError, DataError
 

@@ -29,9 +29,9 @@ from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.planning.targets import TPUS
-from experiments.harness.results.statistics import rounded
 from experiments.harness.results.tables import Table, plain
 from experiments.harness.runs import distributed
+from experiments.harness.runs.statistics import rounded
 from experiments.harness.training.device_check import compare, compare_products
 from experiments.harness.training.session import choose_devices
 from experiments.harness.training.training_config import DeviceChoice

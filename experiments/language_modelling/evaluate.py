@@ -116,7 +116,7 @@ def describe_scores(
 
     From ten batches on, `losses` give half of the 95 % bootstrap interval of the loss.
     """
-    from experiments.harness.results.statistics import item_half_width, plus_minus, ratio
+    from experiments.harness.runs.statistics import item_half_width, plus_minus, ratio
 
     items = np.array([(batch["loss"], batch["tokens"]) for batch in losses])
     interval = item_half_width(items, ratio) if len(items) >= 10 else math.nan

@@ -208,7 +208,7 @@ def describe_scores(
     tokenize: str | None = None,
 ) -> str:
     """The scores, a line each, with signatures and 95 % intervals."""
-    from experiments.harness.results.statistics import (
+    from experiments.harness.runs.statistics import (
         item_half_width,
         plus_minus,
         translation_items,

@@ -13,9 +13,10 @@ from sacrebleu.significance import PairedTest
 from scipy import stats
 
 from experiments import runs as runs_command
-from experiments.harness.results import statistics, tables
+from experiments.harness.results import tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
+from experiments.harness.runs import statistics
 from experiments.harness.runs.run_files import read_table
 from experiments.translation.evaluate import describe_scores
 from jaxformer.errors import ConfigError, DataError

@@ -13,10 +13,11 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.results import attention_views, pages, statistics
+from experiments.harness.results import attention_views, pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
+from experiments.harness.runs import statistics
 from experiments.language_modelling.page import attend
 from jaxformer.checkpoint.lock import lock
 from jaxformer.nn.heads import MaskedLanguageModel

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.results import statistics
 from experiments.harness.results.groups import (
     Group,
     ScoredRun,
@@ -16,6 +15,7 @@ from experiments.harness.results.groups import (
     group_runs,
     read_scored,
 )
+from experiments.harness.runs import statistics
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")

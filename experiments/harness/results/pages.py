@@ -19,9 +19,9 @@ from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import Comparison, compare
 from experiments.harness.results.groups import Group, expand, group_runs, sample_texts
 from experiments.harness.results.plots import Curves, Interval, Styles
-from experiments.harness.results.quantities import described, shown
 from experiments.harness.results.run_facts import COUNTS, RunFacts
 from experiments.harness.results.tables import Table
+from experiments.harness.runs.statistics import described, shown
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.results import statistics
 from experiments.harness.results.groups import Group
-from experiments.harness.results.quantities import described, quantity, shown
+from experiments.harness.runs import statistics
 from experiments.harness.runs.loggers import MetricsFile
+from experiments.harness.runs.statistics import described, quantity, shown
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 

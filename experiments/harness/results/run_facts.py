@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.results import statistics
 from experiments.harness.results.groups import (
     SWEEP,
     find_runs,
@@ -19,8 +18,9 @@ from experiments.harness.results.groups import (
     numbers,
 )
 from experiments.harness.results.plots import Interval, best_first
-from experiments.harness.results.quantities import quantity, shown
+from experiments.harness.runs import statistics
 from experiments.harness.runs.loggers import MetricsFile
+from experiments.harness.runs.statistics import quantity, shown
 from jaxformer.checkpoint.lock import is_locked
 from jaxformer.records import Record
 

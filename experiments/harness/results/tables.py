@@ -12,9 +12,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jaxtyping import Bool
 
-from experiments.harness.results import statistics
 from experiments.harness.results.comparing import Comparison
 from experiments.harness.results.groups import ScoredRun, sample_table
+from experiments.harness.runs import statistics
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 

@@ -16,6 +16,7 @@ import jax
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import asked_to_stop
+from experiments.harness.runs.statistics import described_score
 from experiments.harness.training.build import (
     DEVICE_CHECKS,
     describe_size,
@@ -160,7 +161,7 @@ def log_evaluation(
 ) -> EarlyStopping:
     """Logs and shows the evaluation after `step`; returns `stopping` after it."""
     scores, samples = evaluated
-    shown = [describe_score(name, value) for name, value in scores.items()]
+    shown = [described_score(name, value) for name, value in scores.items()]
     stopping = stopping.update(agreed(run.watched.of(scores)), step)
     run.log.log(step, **scores)
     best = run.watched.describe_best(stopping)
@@ -169,15 +170,6 @@ def log_evaluation(
         run.log.log_text(step, "samples", sample_lines(samples, None))
         display.say("\n".join(sample_lines(samples)))
     return stopping
-
-
-def describe_score(name: str, value: float) -> str:
-    """A score with its name, such as "loss 1.2345", "BLEU 31.42" or "exact 98.2%"."""
-    words = name.removeprefix("validation_").replace("_", " ")
-    last = words.split(" ")[-1]
-    if last in ("bleu", "chrf"):
-        return f"{words.replace('bleu', 'BLEU').replace('chrf', 'chrF')} {value:.2f}"
-    return f"{words} {value:.1%}" if last in ("exact", "accuracy") else f"{words} {value:.4f}"
 
 
 def _restored(

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.tree_util import Partial
 
+from experiments.harness.runs.statistics import described_score, quantity
 from experiments.harness.training import build
 from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.distributed import CompiledStep, Strategy
@@ -110,13 +111,6 @@ def init_and_step(
     return Partial(init, *rngs, *(leaf[:2] for leaf in inputs)), step
 
 
-_MODES = {
-    "min": ("loss", "perplexity", "bits_per_byte", "kl"),
-    "max": ("bleu", "chrf", "exact", "accuracy", "f1", "rougeLsum"),
-}
-"""Whether less or more is better of a metric whose name ends so."""
-
-
 class EarlyStopping(NamedTuple):
     """The last metric and its step, the least one, and evaluations since then.
 
@@ -172,11 +166,10 @@ class StoppingMetric(NamedTuple):
         return self.sign * scores[self.name]
 
     def describe_best(self, stopping: EarlyStopping) -> str:
-        """The best score so far, such as "best loss 1.2345" or "best chrf 61.23"."""
-        name = self.name.removeprefix("validation_").replace("_", " ")
+        """The best score so far, such as "best loss 1.2345" or "best chrF 61.23"."""
         if stopping.best is None:
-            return f"no finite {name} yet"
-        return f"best {name} {self.sign * stopping.best:.{4 if self.sign > 0 else 2}f}"
+            return f"no finite {quantity(self.name.removeprefix('validation_')).label} yet"
+        return f"best {described_score(self.name, self.sign * stopping.best)}"
 
 
 def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingMetric:
@@ -187,20 +180,18 @@ def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingM
     better.
     """
     name = training.early_stopping_metric or known[0]
-    mode: str = training.early_stopping_mode
     if name not in known and not training.loss and not training.metrics:
         raise ConfigError(
             f"early_stopping_metric={name!r} is unknown: give one of {', '.join(known)}"
         )
-    if mode == "auto":
-        modes = [mode for mode, ends in _MODES.items() if name.endswith(ends)]
-        if not modes:
-            raise ConfigError(
-                f"early_stopping_metric={name!r}: its name does not tell whether less or more is "
-                "better: give --training.early_stopping_mode min or max"
-            )
-        mode = modes[0]
-    return StoppingMetric(name, 1.0 if mode == "min" else -1.0)
+    modes = {"min": "lower", "max": "higher", "auto": quantity(name).better}
+    better = modes[training.early_stopping_mode]
+    if not better:
+        raise ConfigError(
+            f"early_stopping_metric={name!r}: its name does not tell whether less or more is "
+            "better: give --training.early_stopping_mode min or max"
+        )
+    return StoppingMetric(name, 1.0 if better == "lower" else -1.0)
 
 
 def due(step: int, interval: int) -> bool:
