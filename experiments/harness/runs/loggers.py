@@ -86,6 +86,10 @@ class MetricsFile:
         if self._in_bucket and self._content:
             self._path.write_bytes(self._content)
 
+    def close(self) -> None:
+        """Writes what waits."""
+        self.flush()
+
     def resume(self, step: int, without: str | None) -> None:
         """Removes the lines after `step`, those of `step` with the metric `without`, damaged ones.
 
