@@ -4,13 +4,11 @@ import contextlib
 import dataclasses
 import json
 import tomllib
-import types
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxformer.config import from_plain, plain, to_plain
-from jaxformer.config.checks import alternatives
 from jaxformer.errors import ConfigError
 from jaxformer.storage import to_path
 
@@ -27,30 +25,27 @@ def split_step(name: str) -> tuple[Path, str]:
 def from_words(kind: Any, words: Sequence[str], where: str) -> Any:
     """The value of the type `kind` that the words after the option `where` stand for.
 
-    The word None is None where `kind` allows it. Raises `ConfigError` for words that do not fit.
+    Numbers, true, false and None are themselves where `kind` allows them, else text. Raises
+    `ConfigError` for words that do not fit.
     """
-    options = alternatives(kind)
-    if types.NoneType in options and list(words) == ["None"]:
-        return None
-    for option in options:
-        with contextlib.suppress(ConfigError):
-            return from_plain(option, _from_words(option, words), where)
+    for values in ([*map(_literal, words)], list(words)):
+        for value in (values, *values) if len(values) == 1 else (values,):
+            with contextlib.suppress(ConfigError):
+                return from_plain(kind, value, where)
     given = json.dumps(" ".join(words), ensure_ascii=False)
     raise ConfigError(f"{where} is {given}, but must be {plain.shown(kind)}")
 
 
-def _from_words(kind: Any, words: Sequence[str]) -> Any:
-    """The plain JSON that `words` stand for; the words as they are where they do not fit."""
-    items = plain.item_kinds(kind, len(words))
-    if items is not None:
-        return [_from_words(item, [word]) for item, word in zip(items, words, strict=True)]
-    if len(words) != 1:
-        return list(words)
-    if kind is bool:
-        return {"true": True, "false": False}.get(words[0].lower(), words[0])
-    with contextlib.suppress(ValueError):
-        return kind(words[0]) if kind in (int, float) else words[0]
-    return words[0]
+def _literal(word: str) -> Any:
+    """The number, the truth value or the None that `word` spells, else `word`."""
+    if word == "None":
+        return None
+    if word.lower() in ("true", "false"):
+        return word.lower() == "true"
+    for kind in (int, float):
+        with contextlib.suppress(ValueError):
+            return kind(word)
+    return word
 
 
 def read_object(path: Path) -> dict[str, Any]:
