@@ -14,7 +14,7 @@ from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.tasks.chat_template import TEMPLATE, load_template
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import is_pretrained
+from jaxformer.pretrained import is_pretrained, load_sampling_config
 from jaxformer.records import Record
 
 _TASKS: dict[str, exporting.Task] = {"causal": "text-generation", "masked": "fill-mask"}
@@ -47,8 +47,10 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
     config = loaded.config
     generation: SamplingConfig | None = config.sampling if config.objective == "causal" else None
     like = exporting.started_from(config)
-    if like and generation == SamplingConfig():
-        generation = None  # that of the folder is kept
+    if like and generation is not None:
+        published, _ = load_sampling_config(like, config.model.max_len)
+        if generation in (published, SamplingConfig()):
+            generation = None  # that of the folder is kept
     labels: list[str] = []
     files: dict[str, str] = {}
     task = _TASKS[config.objective]

@@ -9,26 +9,31 @@ from experiments.harness.training import initialization
 from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.prepare import TOKENIZER
+from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.pretrained import load_without_weights
+from jaxformer.pretrained import load_sampling_config, load_without_weights
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
 
 def with_start(config: FinetuneConfig) -> FinetuneConfig:
-    """`config` with the model and the tokenizer of what it starts from.
+    """`config` with the model, the tokenizer and the settings of sampling of what it starts from.
 
-    Dropout, dtype and initializer stay those of `config`. A run that has begun no longer needs what
-    it started from. Raises `ConfigError` for a run that starts from nothing.
+    Dropout, dtype and initializer stay those of `config`, and so does sampling that is not the
+    default. A run that has begun no longer needs what it started from. Raises `ConfigError` for a
+    run that starts from nothing.
     """
     folder = initialization.start_folder(config, "finetuning")
     loaded = init_from_pretrained.below_head(load_without_weights(folder))
     model = loaded.model.config
     if loaded.config is None:
         source, tokenizer = init_from_pretrained.describe(folder, loaded), str(folder)
+        if source.objective == "causal":
+            sampling, completion = load_sampling_config(folder, model.max_len)
+            source = replace(source, sampling=sampling, completion=completion)
         if config.task.kind in ("classification", "pairs") and source.objective == "masked":
             model = replace(model, pooler="tanh")  # published classifiers have one
     else:
@@ -42,7 +47,13 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         seq_len=min(config.data.seq_len, model.max_len),
         isolate_documents=source.data.isolate_documents,
     )
-    return replace(config, model=with_fields(model, kept), objective=source.objective, data=data)
+    settings = {
+        name: getattr(source, name)
+        for name in ("sampling", "completion")
+        if getattr(config, name) == getattr(LanguageConfig, name)
+    }
+    model = with_fields(model, kept)
+    return replace(config, model=model, objective=source.objective, data=data, **settings)
 
 
 def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:

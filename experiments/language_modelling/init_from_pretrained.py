@@ -13,7 +13,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import Loaded, load_without_weights
-from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 
@@ -65,7 +64,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     run = run_folder.folder_of(config.runs, "language_modelling", config.name)
     if not config.init_from or initialization.is_begun(run):
         return config
-    folder = locate(config.init_from)
+    folder = initialization.locate_start(config)
     loaded = load_without_weights(folder)
     pretrained = describe(folder, loaded)
     needed = objective(config).model

@@ -1,9 +1,9 @@
 """Score a model: `python -m experiments.translation.evaluate --run RUN [--source F --target F]`.
 
-Prints BLEU and chrF of its translations against the raw target lines, with sacreBLEU's signatures;
-without files, of the run's own test text. With `--forced` prints instead, for each
-pair, the log-probability (nats) of the target given the source, and each token's; for a pair
-with a blank side an empty line.
+Prints BLEU and chrF of its translations against the raw target lines, with sacreBLEU's signatures,
+or ROUGE of its summaries; without files, of the run's own test text. With `--forced` prints
+instead, for each pair, the log-probability (nats) of the target given the source, and each token's;
+for a pair with a blank side an empty line.
 """
 
 import json
@@ -31,13 +31,15 @@ from experiments.translation.corpus import (
     read_files,
     read_known_words,
 )
-from experiments.translation.load_run import load_run, search_of
+from experiments.translation.finetune_presets import FinetuneConfig
+from experiments.translation.load_run import load_run, search_of, sources_as_trained
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, score_pairs, translate
+from jaxformer.pipelines.translation import source_ids
 from jaxformer.pretrained import Loaded
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
@@ -68,18 +70,26 @@ def evaluate(
     `language` is that of the target lines (empty: the run's), `tokenize` as in
     `score_translations`. With `lowercased` also after lower-casing, punctuation normalisation and
     Moses tokenisation. A run's own metrics come last. A line of more than `max_len` tokens gets an
-    empty translation, and a warning on stderr.
+    empty translation, and a warning on stderr. A fine-tuned run is scored as it was trained: its
+    sources are cut, and summaries have ROUGE.
     """
     config = loaded.config
+    task = config.task if isinstance(config, FinetuneConfig) else None
     if config is not None:
         language = language or config.data.target_language
-    lines, blanked = without_too_long(loaded, text.source)
+    lines, blanked = prepare_sources(loaded, text.source, task and task.source_len)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
     translations = translate(loaded, lines, search, details=True)
     hypotheses = [best[0].text for best in translations]
-    scores = metrics.score_translations(hypotheses, text.target, language, tokenize)._asdict()
-    scores["exact"] = metrics.exact_match(hypotheses, text.target)
+    scores: dict[str, Any]
+    if task is not None and task.metric == "rouge":
+        if lowercased or tokenize:
+            raise ConfigError("lowercased and tokenize are of BLEU, but summaries have ROUGE")
+        scores = score_summaries(hypotheses, text.target)
+    else:
+        scores = metrics.score_translations(hypotheses, text.target, language, tokenize)._asdict()
+        scores["exact"] = metrics.exact_match(hypotheses, text.target)
     if lowercased:
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores["lowercased"] = lower._asdict()
@@ -151,9 +161,22 @@ def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
     return [pairs.batch(step) for step in range(pairs.steps_per_epoch)]
 
 
-def without_too_long(loaded: Loaded, lines: list[str]) -> tuple[list[str], list[int]]:
-    """`lines` with the too long ones made blank, and the numbers of those, from 1."""
-    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *search_of(loaded)))
+def prepare_sources(
+    loaded: Loaded, lines: Sequence[str], length: int | None = None
+) -> tuple[list[str], list[int]]:
+    """`lines` as the run learned from them, and the numbers, from 1, of those made blank.
+
+    What follows `length` tokens of a line is cut off; a line that is too long then is made blank.
+    """
+    lines, settings = sources_as_trained(loaded, lines), search_of(loaded)
+    if length is not None:
+        length = min(length, loaded.model.config.max_len)
+        rows = source_ids(lines, loaded.tokenizer, *settings)
+        lines = [
+            line if len(row) <= length else loaded.tokenizer.decode(row[: length - 1])
+            for line, row in zip(lines, rows, strict=True)
+        ]
+    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *settings))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 
@@ -214,6 +237,9 @@ def describe_scores(
         translation_items,
     )
 
+    if "bleu" not in scores:
+        means = ", ".join(f"{x.replace('rouge', 'ROUGE-')} {scores[x]:.2f}" for x in ROUGE)
+        return f"{name}: {len(hypotheses):,} summaries, {means}"
     halves = {}
     for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
         items = translation_items(metric, hypotheses, references, language, tokenize)
@@ -338,11 +364,18 @@ def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
     if text is not None:
         return as_trained(text, loaded.config.data)
     corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
-    return corpus.test if corpus.test.source else corpus.validation
+    return scored_text(loaded.config, corpus.test if corpus.test.source else corpus.validation)
+
+
+def scored_text(config: TranslationConfig, text: Text) -> Text:
+    """The pairs of `text` that the run is scored on: all, or the first of a fine-tuning."""
+    most = config.task.num_scored or None if isinstance(config, FinetuneConfig) else None
+    return Text(text.source[:most], text.target[:most])
 
 
 def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
+    text = Text(sources_as_trained(loaded, text.source), text.target)
     tokenizers = loaded.tokenizer, loaded.target_tokenizer
     for name, lines, tokenizer in zip(names, text, tokenizers, strict=True):
         long = find_too_long(loaded.model, lines, tokenizer, *search_of(loaded))

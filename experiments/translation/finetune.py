@@ -20,22 +20,20 @@ from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training import initialization
 from experiments.harness.training.rows import Rows, choose
 from experiments.harness.training.training_config import text_cache
-from experiments.translation.corpus import Text, fingerprint, open_corpus
-from experiments.translation.evaluate import chosen_samples, score_summaries, write_samples
+from experiments.translation import evaluate as evaluation
+from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import search_of
+from experiments.translation.load_run import search_of, sources_as_trained
 from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import translate
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
 from jaxformer.pretrained import Loaded, load_without_weights
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
-from jaxformer.text.metrics import score_translations
 from jaxformer.training.losses import seq2seq_loss
 
 EXPERIMENT = "finetuning"
@@ -76,14 +74,16 @@ def train(
     with training.open_run(EXPERIMENT, config, names, loggers, with_start) as run:
         config = run.config
         loaded = load_tokenizers(config, run.folder)
-        train_text, *scored = read_texts(config)
-        pairs, seed = encode(config, loaded, train_text), config.training.seed
+        train_text, validation, test = read_texts(config)
+        pairs, seed = encode(loaded, train_text), config.training.seed
         chosen = choose(len(pairs.example_ids), config.task.num_examples, seed)
 
         def evaluate(params: Any, step: int) -> training.EvaluationResult:
-            scores, hypotheses = score(config, replace(loaded, params=params), scored[0])
-            numbers = {name: scores[name.removeprefix("validation_")] for name in names}
-            return training.EvaluationResult(numbers, chosen_samples(scored[0], hypotheses))
+            tuned = replace(loaded, params=params)
+            scores, hypotheses = evaluation.evaluate(tuned, validation, config.search)
+            numbers = {f"validation_{k}": x for k, x in scores.items() if isinstance(x, float)}
+            samples = evaluation.chosen_samples(validation, hypotheses)
+            return training.EvaluationResult(numbers, samples)
 
         task = training.Task(
             model=loaded.model,
@@ -96,15 +96,15 @@ def train(
         run, state, step = training.start(run, task)
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task, names[0])
-        name, text = ("test", scored[1]) if scored[1].source else ("validation", scored[0])
-        scores, hypotheses = score(config, replace(loaded, params=params), text)
+        name, text = ("test", test) if test.source else ("validation", validation)
+        tuned = replace(loaded, params=params)
+        scores, hypotheses = evaluation.evaluate(tuned, text, config.search)
         if distributed.is_first():
-            write_samples(run.folder, name, text, hypotheses)
-        run.write_scores({"text": name, "text_sha256": fingerprint(text), **scores})
-        numbers = {key: x for key, x in scores.items() if isinstance(x, float)}
-        display.say("  ".join(f"{key} {x:.2f}" for key, x in numbers.items()))
-        next_one = [("translation.translate",), ("translation.export",)]
-        display.say("\n" + training.describe_folder(run.folder, {}, next_one))
+            evaluation.write_samples(run.folder, name, text, hypotheses)
+        run.write_scores(evaluation.facts_to_repeat(config, name, text) | scores)
+        display.say(evaluation.describe_scores(name, scores, hypotheses, text.target))
+        next_ones = [(f"translation.{command}",) for command in ("translate", "export")]
+        display.say("\n" + training.describe_folder(run.folder, {}, next_ones))
     return read_result(run.folder)
 
 
@@ -145,27 +145,26 @@ def load_tokenizers(config: FinetuneConfig, folder: Path) -> Loaded:
 
 
 def read_texts(config: FinetuneConfig) -> list[Text]:
-    """The pairs to learn from, to validate and to test with, each source after the prefix."""
+    """The pairs to learn from, to validate and to test with."""
     with distributed.together():
         corpus = open_corpus(config.data, text_cache(config))
-        texts = [corpus.train(), corpus.validation, corpus.test]
-    prefix, most = config.task.prefix, config.task.num_scored or None
-    texts[1:] = [Text(text.source[:most], text.target[:most]) for text in texts[1:]]
-    return [Text([prefix + line for line in text.source], list(text.target)) for text in texts]
+        held_out = (corpus.validation, corpus.test)
+        return [corpus.train(), *(evaluation.scored_text(config, text) for text in held_out)]
 
 
-def encode(config: FinetuneConfig, loaded: Loaded, text: Text) -> PairBatch:
+def encode(loaded: Loaded, text: Text) -> PairBatch:
     """The pairs as ids; a pair without a source is left out.
 
     Each side has the ids before and after it that the model's search uses, also where it is cut.
     """
     search, settings = with_target_language(loaded.target_tokenizer, *search_of(loaded))
-    limit, task = loaded.model.config.max_len, config.task
+    limit, task = loaded.model.config.max_len, loaded.config.task
     first = first_ids(loaded.tokenizer)
     if search.forced_bos is not None:
         first = [search.forced_bos]
     longest = min(task.source_len, limit), min(task.target_len, limit)
-    sources = source_ids(text.source, loaded.tokenizer, search, settings)
+    lines = sources_as_trained(loaded, text.source)
+    sources = source_ids(lines, loaded.tokenizer, search, settings)
     sources = [_cut(ids, longest[0]) for ids in sources]
     targets = [
         [settings.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]
@@ -177,22 +176,6 @@ def encode(config: FinetuneConfig, loaded: Loaded, text: Text) -> PairBatch:
         for side, length in zip(zip(*pairs, strict=True), (longest[0], longest[1] + 1), strict=True)
     )
     return PairBatch(source, target, np.arange(len(pairs), dtype=np.int32))
-
-
-def score(config: FinetuneConfig, loaded: Loaded, text: Text) -> tuple[dict[str, Any], list[str]]:
-    """The scores of what the model makes of the sources, and its texts; a long source is cut."""
-    limit = min(config.task.source_len, loaded.model.config.max_len)
-    tokenizer = loaded.tokenizer
-    ids = source_ids(text.source, tokenizer, *search_of(loaded))
-    lines = [
-        line if len(row) <= limit else tokenizer.decode(row[: limit - 1])
-        for line, row in zip(text.source, ids, strict=True)
-    ]
-    hypotheses = [best[0].text for best in translate(loaded, lines, details=True)]
-    if config.task.metric == "rouge":
-        return score_summaries(hypotheses, text.target), hypotheses
-    language = config.data.target_language
-    return score_translations(hypotheses, text.target, language)._asdict(), hypotheses
 
 
 def _cut(ids: list[int], length: int) -> list[int]:

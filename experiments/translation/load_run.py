@@ -1,5 +1,6 @@
 """A run, or a translation model of transformers, with its search for translations."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -46,3 +47,13 @@ def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
     """The search for translations that the `settings` of a model say."""
     search, options = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
     return search, options
+
+
+def sources_as_trained(loaded: Loaded, lines: Sequence[str]) -> list[str]:
+    """`lines` as the run learned from them: in lower case, after its prefix; blank ones stay so."""
+    config = loaded.config
+    if config is not None and config.data.lowercase:
+        lines = [line.lower() for line in lines]
+    if isinstance(config, FinetuneConfig):
+        lines = [config.task.prefix + line if line.strip() else line for line in lines]
+    return list(lines)

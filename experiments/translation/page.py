@@ -8,8 +8,8 @@ import numpy as np
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.run_options import RunOptions
-from experiments.translation.evaluate import read_samples, without_too_long
-from experiments.translation.load_run import load_run, search_of
+from experiments.translation.evaluate import prepare_sources, read_samples
+from experiments.translation.load_run import load_run, search_of, sources_as_trained
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources, translate
 from jaxformer.pretrained import Loaded, is_pretrained
@@ -25,9 +25,9 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
     """
     loaded = load_run(folder, options=options)
     samples = read_samples(folder)
+    texts = sources_as_trained(loaded, texts)
     if not texts:
-        lines = samples.get("source", [])[:_SENTENCES]
-        texts, _ = without_too_long(loaded, lines)
+        texts, _ = prepare_sources(loaded, samples.get("source", [])[:_SENTENCES])
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without samples: give --text")
     attended = [(text, *attend(loaded, text)) for text in texts if text.strip()]

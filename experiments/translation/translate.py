@@ -23,7 +23,7 @@ from experiments.harness.runs.run_options import (
 )
 from experiments.harness.runs.text_io import open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
-from experiments.translation.evaluate import describe_too_long, without_too_long
+from experiments.translation.evaluate import describe_too_long, prepare_sources
 from experiments.translation.load_run import load_run
 from jaxformer import storage
 from jaxformer.config import Count
@@ -82,7 +82,7 @@ def main(options: TranslateOptions) -> None:
                 folder = stack.enter_context(storage.written_here(folder))
             target = stack.enter_context((folder / path.name).open("wb"))
         for first, lines in read_chunks(source, options.lines_at_once, name, problems):
-            lines, numbers = without_too_long(loaded, lines)
+            lines, numbers = prepare_sources(loaded, lines)
             too_long += [first - 1 + number for number in numbers]
             with display.waiting(f"translating {len(lines):,} lines"):
                 translations = translate(loaded, lines, details=True)
@@ -100,7 +100,7 @@ def _converse(loaded: Loaded, options: TranslateOptions) -> None:
     known = read_known_words(run_folders(options.run)[0])
 
     def answer(line: str) -> None:
-        (line,), too_long = without_too_long(loaded, [line])
+        (line,), too_long = prepare_sources(loaded, [line])
         if too_long:
             raise DataError(describe_too_long(loaded.model, too_long))
         print(_format(1, translate(loaded, line, details=True), options), end="")

@@ -36,15 +36,16 @@ def words_of(args: dict[str, Any]) -> list[str]:
     return words
 
 
-def parsed(command: Any, args: dict[str, Any]) -> Any:
+def parsed(command: Any, args: dict[str, Any] | list[str]) -> Any:
     """The options of the module `command`, from its presets or from its class of options."""
+    words = args if isinstance(args, list) else words_of(args)
     if hasattr(command, "parse"):
-        return command.parse(words_of(args))
+        return command.parse(words)
     if hasattr(command, "PRESETS"):
-        return cli.parse(command.PRESETS, words_of(args))
+        return cli.parse(command.PRESETS, words, experiment=getattr(command, "EXPERIMENT", ""))
     # A module defines its own options after what it imports.
     *_, options = (kind for name, kind in vars(command).items() if name.endswith("Options"))
-    return cli.parse({"default": options()}, words_of(args))
+    return cli.parse({"default": options()}, words)
 
 
 def call(command: Any, args: Any, given: bytes = b"") -> Any:

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness.runs import distributed
-from experiments.language_modelling import generate, prepare, train
+from experiments.language_modelling import train
 from jaxformer.training.losses import causal_loss
 from tests.experiments.commands import call, refused
 from tests.experiments.tiny_runs import language_config
@@ -30,35 +30,10 @@ def endless_loss(model, **options):
     return endless
 
 
-@pytest.fixture
-def folder(tmp_path):
-    """A folder with a text, and with the run tiny, which is prepared and was never trained."""
-    assert call(prepare, language_config(tmp_path, name="tiny")).code == 0
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("changes", "code", "said"),
-    [
-        ({"data__train": ("absent.txt",)}, 65, "absent.txt: cannot read the file: No such file"),
-        ({"runs": "a.txt"}, 74, "a.txt"),
-    ],
-)
-def test_a_text_that_is_not_there_and_a_folder_that_cannot_be(
-    folder, changes, code, said, monkeypatch
-):
-    monkeypatch.chdir(folder)
-    refused(call(prepare, language_config(folder, name="other", **changes)), code, said)
-
-
-def test_a_run_that_was_never_trained(folder):
-    refused(call(generate, {"--run": folder / "runs/language_modelling/tiny"}), 66, "checkpoint")
-
-
 @pytest.mark.long
-def test_a_loss_that_is_never_finite(folder):
+def test_a_loss_that_is_never_finite(tmp_path):
     changes = {"optimizer__total_steps": 13, "training__loss": f"{__name__}:endless_loss"}
-    done = call(train, language_config(folder, name="endless", **changes))
+    done = call(train, language_config(tmp_path, name="endless", **changes))
     refused(done, 70, "not finite in 10 steps in a row, the last of them step 10 ")
 
 

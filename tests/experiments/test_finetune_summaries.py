@@ -2,27 +2,29 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from experiments import runs
+from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.build import MetricInputs
 from experiments.harness.training.training_config import OptimizerConfig
-from experiments.translation import export, finetune
+from experiments.translation import evaluate, export, finetune, translate
 from experiments.translation.corpus import Text
 from experiments.translation.evaluate import rouge
-from experiments.translation.finetune import encode, score
+from experiments.translation.finetune import encode
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import load_run
+from experiments.translation.load_run import load_run, search_of
 from experiments.translation.presets import DataConfig, Files
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
-from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pipelines import translate as translate_texts
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.parameters import flatten
@@ -102,10 +104,16 @@ def config(folder, tmp_path_factory) -> FinetuneConfig:
     )
 
 
+def scored(config: FinetuneConfig, folder: Path, text: Text) -> evaluate.Result:
+    """What the fine-tuning `config` says of the model in `folder`."""
+    loaded = replace(load_run(folder), config=config)
+    return evaluate.evaluate(loaded, text, search_of(loaded)[0])
+
+
 def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):
-    translator = load_run(folder)
+    unprefixed = replace(load_run(folder), config=changed(config, task__prefix=""))
     text = Text(["sun moon", "sun " * 9, " "], ["star", "rain " * 8, "sun"])
-    found = encode(config, translator, text)
+    found = encode(unprefixed, text)
     assert found.source.tolist() == [[3, 4, EOS, 0, 0, 0, 0], [3] * 6 + [EOS]]
     assert found.target.tolist() == [[PAD, 5, EOS, 0, 0, 0], [PAD, 6, 6, 6, 6, EOS]]
 
@@ -117,8 +125,9 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     tokenizer = Tokenizer(bart)
     search = SearchConfig(eos=(2,), forced_bos=forced)
     settings = TranslationOptions(bos=2, pad=0)
-    bart = Loaded(MODEL, {}, tokenizer, tokenizer, (search, settings))
-    found = encode(PRESETS["summaries"], bart, Text(["sun moon"], ["star"]))
+    both = tokenizer, tokenizer
+    bart = Loaded(MODEL, {}, *both, (search, settings), PRESETS["summaries"])
+    found = encode(bart, Text(["sun moon"], ["star"]))
     assert found.source[0, :5].tolist() == [1, 4, 5, 2, 0]
     assert found.target[0, :5].tolist() == [2, second, 6, 2, 0]
 
@@ -135,6 +144,17 @@ def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_p
     assert metrics_of(stopped) == metrics_of(whole)
     for path in ("scores.json", "weights.json", "samples/test.tsv"):
         assert (stopped / path).read_bytes() == (whole / path).read_bytes()
+    evaluated = json.loads(call(evaluate, {"--run": whole}).out.splitlines()[-1])
+    recorded = {key: x for key, x in read_result(whole).scores.items() if key != "text"}
+    assert {key: evaluated[key] for key in recorded} == recorded
+    best = translate_texts(load_run(whole), "short: sun moon", details=True)[0]
+    row = call(translate, {"--run": whole, "--scores": True}, b"sun moon\n").out.split("\t")
+    assert row[2:] == [best.text, " ".join(f"{x:.4f}" for x in best.log_probs) + "\n"]
+    pairs = {"--source": tmp_path / "x", "--target": tmp_path / "y"}
+    for path, line in zip(pairs.values(), ("sun moon", best.text), strict=True):
+        path.write_text(line + "\n")
+    forced = call(evaluate, {"--run": whole, "--forced": True} | pairs).out.split("\t")[1]
+    assert forced == row[3]
     changes = {"runs": str(tmp_path / "whole"), "name": "other", "training__seed": 1}
     other = finetune.train(changed(config, **changes)).folder
     capsys.readouterr()
@@ -149,7 +169,7 @@ def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
     changes |= {"optimizer__total_steps": 60, "training__evaluate_every": 0, "runs": str(tmp_path)}
     run = finetune.train(changed(config, **changes))
     test = finetune.read_texts(config)[2]
-    before, _ = score(config, load_run(folder), test)
+    before, _ = scored(config, folder, test)
     assert run.scores["rouge1"] > before["rouge1"] + 10
     done = call(export, {"--run": run.folder, "--out": tmp_path / "saved"})
     assert done.code == 0, done.err
@@ -159,7 +179,7 @@ def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
         moved = path.endswith(("kernel", "table"))
         assert np.array_equal(leaf, base[path]) != moved, path
     for place in (run.folder, tmp_path / "saved"):
-        scores, hypotheses = score(config, load_run(place), test)
+        scores, hypotheses = scored(config, place, test)
         assert scores == pytest.approx({name: run.scores[name] for name in scores})
     assert rouge(MetricInputs(None, test, {}, hypotheses)) == scores
 
@@ -185,15 +205,16 @@ def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path
     assert loaded.tokenizer is loaded.target_tokenizer and run.scores["bleu"] >= 0
 
 
-def test_a_long_source_is_cut_as_in_training(folder, config):
-    translator = load_run(folder)
-    long, short = "sun moon star rain snow sun moon", "sun moon star rain snow sun"
-    found = [score(config, translator, Text([line], ["sun"]))[1] for line in (long, short)]
-    assert found[0] == found[1]
+def test_sources_are_scored_after_the_prefix_and_cut_as_in_training(folder, config, monkeypatch):
+    read = []
 
+    def read_lines(loaded, lines, *args, **kwargs):
+        read.extend(lines)
+        return translate_texts(loaded, lines, *args, **kwargs)
 
-def test_a_run_that_starts_from_nothing_or_has_too_few_pairs_is_refused(config, tmp_path):
-    with pytest.raises(ConfigError, match="a fine-tuning starts from a model: give --init_from"):
-        finetune.train(changed(config, runs=str(tmp_path), init_from=""))
-    with pytest.raises(ConfigError, match="num_examples=99, but there are 75 examples"):
-        finetune.train(changed(config, runs=str(tmp_path), task__num_examples=99))
+    monkeypatch.setattr(evaluate, "translate", read_lines)
+    text = Text(["sun moon", "sun moon star rain snow sun", " "], ["sun"] * 3)
+    scored(config, folder, text)
+    assert read == ["short: sun moon", "short : sun moon star rain", " "]
+    found = encode(replace(load_run(folder), config=config), text)
+    assert found.source.tolist() == [[8, 9, 3, 4, EOS, PAD, PAD], [8, 9, 3, 4, 5, 6, EOS]]

@@ -7,7 +7,6 @@ import pytest
 
 from experiments import runs
 from jaxformer.checkpoint.lock import lock
-from jaxformer.errors import ConfigError, DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 from tests.faults import states
 
@@ -98,18 +97,3 @@ def test_a_word_is_in_the_help_and_its_own_help_fits_a_screen(word, capsys, monk
     with pytest.raises(SystemExit) as end:
         runs.main([word, "--help"])
     assert end.value.code == 0 and len(capsys.readouterr().out.splitlines()) <= 60
-
-
-@pytest.mark.parametrize(
-    "words, error, message",
-    [
-        (["list", "{}"], DataError, "there is no run in .*: train first"),
-        (["lits"], ConfigError, "'lits' is neither a folder nor one of list, compare"),
-        (["diff", "a"], ConfigError, "1 runs were given: give the folders of two"),
-        (["page", "a", "b"], ConfigError, "a is not the folder of a run: it has no config.json"),
-        (["plot"], ConfigError, "no runs were given"),
-    ],
-)
-def test_runs_that_are_missing_are_asked_for(words, error, message, tmp_path):
-    with pytest.raises(error, match=message):
-        runs.main([word.format(tmp_path) for word in words])

@@ -23,7 +23,6 @@ from experiments.harness.runs.run_options import RunOptions
 from experiments.translation import evaluate, export, load_run, prepare, train, translate
 from experiments.translation.presets import PRESETS, Files
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.int8 import quantize
 from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.text import tokenizers
@@ -259,18 +258,6 @@ def test_an_ensemble_of_a_run_with_itself_translates_as_the_run(run, tmp_path):
 # Runs that cannot translate
 
 
-def test_a_folder_without_a_trained_run_is_refused(run, tmp_path):
-    def refuses(folder, error, said):
-        with pytest.raises(error, match=said):
-            load_run.load_run(folder)
-
-    refuses(tmp_path / "none", ConfigError, "none is not a folder: give one with")
-    refuses(tmp_path, ConfigError, f"{tmp_path} is not the folder of a run")
-    shutil.copy(run.folder / "config.json", tmp_path)
-    (tmp_path / "checkpoints" / "5").mkdir(parents=True)
-    refuses(tmp_path, CheckpointError, f"{tmp_path} has no complete checkpoint: train first")
-
-
 def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, pairs):
     found = load_run.load_run(run.folder, RunOptions(step=3)).params
     stored = Checkpoints(run.folder / "checkpoints").restore_params(3)
@@ -396,31 +383,6 @@ def fresh(run, tmp_path):
 
 def with_files(config, source, target):
     return changed(config, data__train=Files(str(source), str(target)))
-
-
-def test_training_files_that_do_not_fit_are_refused(fresh, tmp_path):
-    right = fresh.data.train
-    short = write(tmp_path / "short", ["sun"] * 83)
-    few = write(tmp_path / "few", ["sun"] * 3)
-    alone = changed(fresh, data__validation=Files())
-    for config, error, said in (
-        (
-            with_files(fresh, right.source, short),
-            DataError,
-            f"{right.source} has 149 lines and {short} has 83: line i of one must translate "
-            "line i of the other",
-        ),
-        (with_files(fresh, few, ""), ConfigError, "parallel text needs both files"),
-        (with_files(fresh, "", few), ConfigError, "parallel text needs both files"),
-        (
-            with_files(alone, few, few),
-            DataError,
-            f"{few}: 3 pairs are too few to set some aside for validation",
-        ),
-        (with_files(fresh, "", ""), ConfigError, "give --data.train.source FILE"),
-    ):
-        with pytest.raises(error, match=re.escape(said)):
-            prepare.prepare(config, tmp_path / "run")
 
 
 def test_a_file_that_is_missing_is_named_and_the_right_one_may_follow(fresh, tmp_path):

@@ -21,7 +21,7 @@ from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
-from jaxformer.pretrained import Loaded, load
+from jaxformer.pretrained import Loaded, is_pretrained, load
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
@@ -77,15 +77,26 @@ def with_parent(config: C, experiment: str) -> C:
 def start_folder(config: Any, experiment: str) -> Path:
     """The folder that a fine-tuning starts from; its own once it has begun.
 
-    Raises `ConfigError` for a run that starts from nothing.
+    Raises `ConfigError` for a run that starts from nothing, and as `locate_start` does.
     """
     own = run_folder.folder_of(config.runs, experiment, config.name)
     if is_begun(own):
         return own
     if not config.init_from:
         raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
+    return locate_start(config)
+
+
+def locate_start(config: Any) -> Path:
+    """The folder of the run, or of transformers, that `config.init_from` names.
+
+    Raises `ConfigError` for what is no folder, `CheckpointError` for a run without a checkpoint.
+    """
     parent = parent_of(config)
-    return locate(config.init_from) if parent is None else parent.folder
+    folder = locate(config.init_from) if parent is None else parent.folder
+    if not is_pretrained(folder) and (folder / "config.json").is_file():
+        _ = (parent or RunOptions(str(folder))).weights  # raises where it has none
+    return folder
 
 
 def load_start(config: Any, devices: Strategy) -> Loaded:
