@@ -10,11 +10,9 @@ from experiments.language_modelling import init_from_pretrained
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.prepare import TOKENIZER
 from experiments.language_modelling.presets import LanguageConfig
-from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pretrained import load_sampling_config, load_without_weights
-from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -40,7 +38,6 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         source = run_folder.load_config(folder, FinetuneConfig)
         own = run_folder.folder_of(config.runs, "finetuning", config.name)
         tokenizer = source.data.tokenizer if folder == own else str(folder / TOKENIZER)
-    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
     data = replace(
         config.data,
         tokenizer=tokenizer,
@@ -52,7 +49,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         for name in ("sampling", "completion")
         if getattr(config, name) == getattr(LanguageConfig, name)
     }
-    model = with_fields(model, kept)
+    model = initialization.with_sizes(config.model, model)
     return replace(config, model=model, objective=source.objective, data=data, **settings)
 
 

@@ -8,12 +8,10 @@ from experiments.harness.runs import run_folder
 from experiments.harness.training import initialization
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
-from jaxformer.config import dotted_fields, with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import Loaded, load_without_weights
-from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 
 HEADS = (Classifier, TokenClassifier, SpanPredictor)
@@ -74,10 +72,9 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
             f"{config.objective!r} learns a {needed.__name__}: choose a preset of the other "
             "objective"
         )
-    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
     return replace(
         config,
-        model=with_fields(pretrained.model, kept),
+        model=initialization.with_sizes(config.model, pretrained.model),
         data=replace(config.data, tokenizer=str(folder)),
     )
 

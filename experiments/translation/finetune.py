@@ -24,14 +24,12 @@ from experiments.translation import evaluate as evaluation
 from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
 from experiments.translation.load_run import search_of, sources_as_trained
-from jaxformer.config import dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
 from jaxformer.pretrained import Loaded, load_without_weights
-from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
 from jaxformer.training.losses import seq2seq_loss
@@ -122,8 +120,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         raise ConfigError(f"{config.init_from} has no tokenizer.json: write one there")
     search, translation = search_of(loaded)
     search = replace(search, beam_size=config.task.beam_size or search.beam_size)
-    kept = {name: dotted_fields(config.model)[name] for name in TRAINING_ONLY}
-    sizes = with_fields(model.config, kept)
+    sizes = initialization.with_sizes(config.model, model.config)
     return replace(config, model=sizes, search=search, translation=translation)
 
 

@@ -17,7 +17,7 @@ from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import Task
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import dotted_fields, with_fields
+from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
@@ -65,13 +65,17 @@ def with_parent(config: C, experiment: str) -> C:
             refuse_parent("continue_from", run.continue_from)
         return config
     source: Any = run_folder.load_config(parent.folder, type(config))
-    kept = {name: dotted_fields(run.model)[name] for name in TRAINING_ONLY}
     parts = ("model", "block")
     values = {name: getattr(source.training, name) for name in parts}
     if run.init_from and run.training.block:  # a block that the user gives may add parameters
         values["block"] = run.training.block
-    model, training = with_fields(source.model, kept), replace(run.training, **values)
-    return replace(run, model=model, training=training)
+    training = replace(run.training, **values)
+    return replace(run, model=with_sizes(run.model, source.model), training=training)
+
+
+def with_sizes(own: TransformerConfig, source: TransformerConfig) -> TransformerConfig:
+    """The sizes and parts of `source`; dropout, dtype and initializer stay those of `own`."""
+    return with_fields(source, {name: dotted_fields(own)[name] for name in TRAINING_ONLY})
 
 
 def start_folder(config: Any, experiment: str) -> Path:
