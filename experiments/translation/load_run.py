@@ -6,6 +6,7 @@ from pathlib import Path
 
 from experiments.harness.runs.run_options import DecodingOptions, RunOptions
 from experiments.harness.training import build
+from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.presets import TranslationConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
@@ -27,8 +28,6 @@ def load_run(
     A beam has at least `n_best` hypotheses. Raises `ConfigError` as `build.load_run` does, and
     for a folder without a tokenizer or with another kind of model.
     """
-    from experiments.translation.finetune_presets import FinetuneConfig  # a training has no use
-
     loaded = build.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         name = type(loaded.model).__name__
