@@ -8,7 +8,7 @@ import json
 import math
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,17 +18,18 @@ from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_files import write_table
-from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
-from experiments.harness.training.session import describe_folder
+from experiments.harness.training.session import OpenRun, describe_folder
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Encoded,
+    Prepared,
+    begun_lines,
     describe_unknown,
     encode_part,
     open_encoded,
@@ -157,8 +158,11 @@ def continued_prompts(loaded: Loaded) -> list[str]:
     return [prompt + text for prompt, text in zip(prompts, completions, strict=True)]
 
 
-def show_prompts(log: Run, loaded: Loaded) -> None:
+def show_prompts(run: OpenRun, loaded: Loaded, data: Prepared) -> None:
     """Prints each of the run's prompts with what follows it, and keeps them in its folder."""
+    if run.config.prompts is None:
+        run = run.settled(prompts=begun_lines(data, run.config))
+    loaded, log = replace(loaded, config=run.config), run.log
     prompts, rule = loaded.config.prompts, f"\n{RULE}\n"
     with display.phase("continuing the prompts"):
         texts = continued_prompts(loaded)

@@ -95,7 +95,7 @@ def _iterate_masked_once(
 
 def _rows(config: LanguageConfig) -> int:
     """The rows whose gradient one device computes at once: more might not fit into memory."""
-    return -(-config.data.batch_size // config.training.grad_accumulation)
+    return -(-config.data.batch_size // config.training.parts)
 
 
 _CAUSAL = Objective(

@@ -48,7 +48,7 @@ def others(
     loss = objective(config).measure(model, loss_chunk=config.training.loss_chunk)
     gather_at, dtype = config.training.gather_at, config.model.dtype
     evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
-    rows = -(-config.data.batch_size // config.training.grad_accumulation)
+    rows = -(-config.data.batch_size // config.training.parts)
     batch = jax.tree.map(lambda leaf: leaf[:rows], batch_of(config))
     programs = {"validation": lambda: evaluate.lower(params, devices.abstract_batch(batch))}
     if config.objective == "masked":

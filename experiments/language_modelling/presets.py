@@ -249,7 +249,7 @@ gpt2_124m = LanguageConfig(
     ),
     data=DataConfig("files", tokenizer="gpt2", batch_size=480, seq_len=1_024),
     optimizer=replace(_COSINE, learning_rate=6e-4, warmup_steps=2_000, total_steps=600_000),
-    training=TrainingConfig(grad_accumulation=40, log_every=10, attention_fn="auto"),
+    training=TrainingConfig(usual_parts=40, log_every=10, attention_fn="auto"),
     prompts=("Once upon a time", "The meaning of life is"),
 )
 """GPT-2's model, with the batch and the schedule of nanoGPT's `config/train_gpt2.py`."""
@@ -271,7 +271,7 @@ gpt3_xl = replace(
     optimizer=replace(gpt2_124m.optimizer, learning_rate=2e-4),
     training=replace(
         gpt2_124m.training,
-        grad_accumulation=1,
+        usual_parts=1,
         gather_at="use",
         remat="all_but_attention",
         loss_chunk=16_384,
@@ -307,7 +307,7 @@ bert_base = LanguageConfig(
         "files", tokenizer="bert-base-uncased", batch_size=256, seq_len=512, next_sentence=True
     ),
     optimizer=_bert_optimizer,
-    training=TrainingConfig(grad_accumulation=8, log_every=10, attention_fn="auto"),
+    training=TrainingConfig(usual_parts=8, log_every=10, attention_fn="auto"),
     prompts=("The capital of France is [MASK].",),
 )
 """Devlin et al. 2019, appendix A.2, with a cosine where the paper's rate falls linearly."""

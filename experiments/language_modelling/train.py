@@ -21,7 +21,6 @@ from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Encoded,
     Prepared,
-    begun_lines,
     describe,
     prepare,
     text_digest,
@@ -65,14 +64,12 @@ def train(
     with training.open_run(EXPERIMENT, config, scores, loggers, with_pretrained_sizes) as run:
         data = prepare(run.config, run.folder)
         display.say(describe(data, run.config))
-        if run.config.prompts is None:
-            run = run.settled(prompts=begun_lines(data, run.config))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
         model = training.build_model(run.config)
         loaded = Loaded(model, None, data.tokenizer, config=run.config)
         flops = objective(run.config).flops
         task = training.Task(
-            model=loaded.model,
+            model=model,
             make_step=make_step,
             batches=training.build_batches(run.config, data),
             evaluate=lambda x, _: evaluate(replace(loaded, params=x), data.validation),
@@ -80,6 +77,7 @@ def train(
             origin={"tokenizer": tokenizer_digest(run.folder)},
         )
         run, state, step = training.start(run, task)
+        loaded = replace(loaded, config=run.config)  # with the parts that fit a GPU
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task, "validation_loss")
         score(run, replace(loaded, params=params), data)
@@ -102,7 +100,7 @@ def evaluate(loaded: Loaded, text: Encoded) -> training.EvaluationResult:
 
 def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
     """Continues the prompts with the final weights, and writes their scores of the test text."""
-    evaluation.show_prompts(run.log, loaded)
+    evaluation.show_prompts(run, loaded, data)
     name, text = ("test", data.test) if data.test else ("validation", data.validation)
     with display.phase(f"measuring the {name} text"):
         losses = evaluation.batch_losses(loaded, text)
@@ -110,9 +108,8 @@ def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
         scores = evaluation.scores_of(run.config, likelihood)
         scores |= evaluation.user_metrics(loaded, text, likelihood)
     digest = text_digest(run.folder, name)
-    run.write_scores(
-        {"text": name, "text_sha256": digest, "stride": run.config.data.seq_len} | scores
-    )
+    facts = {"text": name, "text_sha256": digest, "stride": run.config.data.seq_len}
+    run.write_scores(facts | scores)
     if distributed.is_first():
         evaluation.write_losses(run.folder, name, losses)
     display.say(evaluation.describe_scores(name, run.config, likelihood, losses))

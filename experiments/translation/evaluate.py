@@ -151,7 +151,7 @@ def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
             Tokens.from_lists(loaded.tokenizer.encode_batch(text.source)),
             Tokens.from_lists(loaded.target_tokenizer.encode_batch(text.target)),
             seed=config.training.seed,
-            batch_tokens=max(config.data.batch_tokens // config.training.grad_accumulation, 1),
+            batch_tokens=max(config.data.batch_tokens // config.training.parts, 1),
             buckets=2,
             max_len=config.model.max_len,
             pad_to_multiple=config.data.pad_to_multiple,

@@ -50,6 +50,8 @@ def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
 
 def sources_as_trained(loaded: Loaded, lines: Sequence[str]) -> list[str]:
     """`lines` as the run learned from them: in lower case, after its prefix; blank ones stay so."""
+    from experiments.translation.finetune_presets import FinetuneConfig  # a training has no use
+
     config = loaded.config
     if config is not None and config.data.lowercase:
         lines = [line.lower() for line in lines]

@@ -26,7 +26,7 @@ from jaxformer.training.losses import seq2seq_loss
 def longest(config: TranslationConfig) -> Bucket:
     """Returns the bucket of pairs as long as the model allows, on both sides."""
     data, length = config.data, config.model.max_len
-    multiple = data.batch_size_multiple * config.training.grad_accumulation
+    multiple = data.batch_size_multiple * config.training.parts
     rows = max(data.batch_tokens // length // multiple, 1) * multiple
     return Bucket(length, length, rows)
 
@@ -47,7 +47,7 @@ def others(
     loss = seq2seq_loss(model, pad=PAD, loss_chunk=config.training.loss_chunk)
     gather_at, dtype = config.training.gather_at, config.model.dtype
     source, target, rows = longest(config)
-    rows = -(-rows // config.training.grad_accumulation)
+    rows = -(-rows // config.training.parts)
     pairs = _pairs(source, target, rows)
     sentences = config.translation.batch_size
     evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)

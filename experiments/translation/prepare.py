@@ -62,7 +62,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         buckets=data.buckets,
         max_len=config.model.max_len,
         pad_to_multiple=data.pad_to_multiple,
-        batch_size_multiple=data.batch_size_multiple * config.training.grad_accumulation,
+        batch_size_multiple=data.batch_size_multiple * config.training.parts,
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test

@@ -26,7 +26,7 @@ def check_fits(state: Any) -> None:
     size = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
     devices = {d for x in leaves for d in x.sharding.device_set}
     here = [d for d in devices if d.process_index == jax.process_index()]
-    limits = [limit for device in here if (limit := _memory(device, len(here)))]
+    limits = [limit for device in here if (limit := device_memory(device, len(here)))]
     if limits and size > min(limits):
         raise ConfigError(
             f"the state needs {_bytes(size)} on each device, which has {_bytes(min(limits))}: give "
@@ -34,7 +34,7 @@ def check_fits(state: Any) -> None:
         )
 
 
-def _memory(device: Device, count: int) -> float | None:
+def device_memory(device: Device, count: int = 1) -> float | None:
     """The bytes that `device` may use, one of `count` of this process; None: not known."""
     if device.platform == "cpu":
         total = host_memory()

@@ -174,7 +174,7 @@ def advice(config: Any, program: PlannedProgram, accelerator: str, num_shards: i
     free, training = ACCELERATORS[accelerator].usable_memory, config.training
     if program.memory <= free:
         return []
-    accumulation = 2 * num_shards * -(-training.grad_accumulation // num_shards)
+    accumulation = 2 * num_shards * -(-training.parts // num_shards)
     parts = [f"--training.grad_accumulation {accumulation}"]
     parts += [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
     kind = program.name.split()[0]

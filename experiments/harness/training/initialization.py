@@ -14,6 +14,7 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, run_folder
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import build
+from experiments.harness.training.parts import with_fewest_parts
 from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import Task
 from jaxformer.checkpoint import Checkpoints
@@ -136,6 +137,7 @@ def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
     """
     run = replace(run, devices=run.devices.for_model(task.model))
     batch = task.batches.batch(0, all_rows)
+    run = with_fewest_parts(run, task, batch)
     init, step = task.make_step(run.config, task.model, batch, run.devices)
     with display.phase("creating the model"):
         state = run.devices.init(init)

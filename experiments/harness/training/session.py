@@ -15,11 +15,12 @@ from typing import Any
 import jax
 
 from experiments.harness import cli
-from experiments.harness.cli import display
+from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, run_files, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build
+from experiments.harness.training.parts import with_found_parts
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
 from experiments.harness.training.training_config import StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
@@ -62,9 +63,11 @@ class OpenRun:
 
     def settled(self, **fields: Any) -> "OpenRun":
         """This run with `fields` that were found since it was opened; config.json has them too."""
-        config = replace(self.config, **fields)
+        config, path = replace(self.config, **fields), self.folder / "config.json"
         if distributed.is_first():
-            records.write_json(self.folder / "config.json", to_plain(config))
+            plain = to_plain(config)
+            stored = config_files.read_object(path) | {name: plain[name] for name in fields}
+            records.write_json(path, stored)
         return replace(self, config=config)
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
@@ -98,7 +101,7 @@ def open_run(
         setup = setup_process(run_files.cache_folder() / "programs")
         stack.enter_context(display.opened())
         devices = choose_devices(config.strategy, config.mesh, setup.compiler_options)
-        config = parent(config)
+        config = parent(with_found_parts(config, experiment))
         log = run_folder.open_folder(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )

@@ -44,9 +44,12 @@ class LoraOptions(Checked):
 class TrainingConfig(LoraOptions):
     """Settings of a training. Intervals are in steps; 0 switches one off."""
 
-    grad_accumulation: Count = 1
+    grad_accumulation: Count | None = None
     """Parts of a batch whose gradients are summed one after the other before each update, on one
-    device; N devices, which share the rows, take N times fewer."""
+    device; N devices, which share the rows, take N times fewer. None: usual_parts, but on a GPU the
+    fewest that its memory holds, which config.json keeps."""
+    usual_parts: Count = 1
+    """The parts where grad_accumulation gives none, made for a chip with 16 GB."""
     ema_decay: Fraction = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none. After
     n steps it is at most (1 + n) / (10 + n), so that a short training forgets its beginning."""
@@ -109,7 +112,12 @@ class TrainingConfig(LoraOptions):
 
     def parts_on(self, devices: Strategy) -> int:
         """The parts into which each of `devices` divides its rows."""
-        return -(-self.grad_accumulation // devices.num_shards)
+        return -(-self.parts // devices.num_shards)
+
+    @property
+    def parts(self) -> int:
+        """The parts into which one device divides a batch."""
+        return self.grad_accumulation or self.usual_parts
 
     @property
     def result_tree(self) -> str:

@@ -1,0 +1,77 @@
+"""The parts of a batch on a GPU, where a run gives none: the fewest whose step fits the memory."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import jax
+
+from experiments.harness.cli import config_files, display
+from experiments.harness.runs import run_folder
+from jaxformer.checkpoint import Checkpoints
+from jaxformer.distributed import Strategy, agreed
+from jaxformer.distributed.memory import device_memory
+
+C = TypeVar("C")
+
+_SHARE = 0.9
+"""The share of a device's memory that a step may take: its programs are not alone there."""
+
+
+def with_found_parts(config: C, experiment: str) -> C:
+    """`config` with the parts that its run in `experiment` has found, once it has a checkpoint."""
+    run: Any = config
+    folder = run_folder.folder_of(run.runs, experiment, run.name)
+    if run.training.grad_accumulation or not Checkpoints(folder / "checkpoints").steps():
+        return config
+    stored = config_files.read_object(folder / "config.json").get("training", {})
+    found = replace(run.training, grad_accumulation=stored.get("grad_accumulation"))
+    return replace(run, training=found)
+
+
+def with_fewest_parts(run: Any, task: Any, batch: Any) -> Any:
+    """`run`, an `OpenRun`, with the fewest parts of `batch` with which its `task` fits a GPU.
+
+    Nothing changes where its configuration gives them or takes the batch whole, and on other
+    devices. Only compiled programs say how much memory a step needs: two are compiled.
+    """
+    devices, training = run.devices, run.config.training
+    most, limit = training.parts_on(devices), gpu_memory(devices)
+    if training.grad_accumulation or most == 1 or limit is None:
+        return run
+
+    def memory_of(parts: int) -> float:
+        own = replace(training, grad_accumulation=parts * devices.num_shards)
+        config = replace(run.config, training=own)
+        make_state, step = task.make_step(config, task.model, batch, devices)
+        shapes = devices.abstract(make_state), devices.abstract_batch(batch, parts)
+        counted: Any = step.lower(*shapes).compile().memory_analysis()
+        return counted.argument_size_in_bytes + counted.temp_size_in_bytes
+
+    rows = len(next(iter(jax.tree.leaves(batch)))) // devices.num_shards
+    with display.phase("finding the parts of a batch that fit"):
+        parts = agreed(fewest_parts(memory_of, _SHARE * limit, rows, most))
+    display.say(f"{parts} parts of {rows // parts} rows on each device")
+    found = replace(training, grad_accumulation=parts * devices.num_shards)
+    return run.settled(training=found)
+
+
+def gpu_memory(devices: Strategy) -> float | None:
+    """The bytes of each of `devices`; None where they are no GPUs."""
+    device = devices.mesh.local_devices[0]
+    return device_memory(device) if device.platform == "gpu" else None
+
+
+def fewest_parts(memory_of: Callable[[int], float], limit: float, rows: int, most: int) -> int:
+    """The least divisor of `rows`, at most `most`, with which a step needs at most `limit` bytes.
+
+    `memory_of(parts)` are the bytes of a step, a constant and what each row of a part adds; it is
+    asked twice. Where even `most` parts need more, these are the result.
+    """
+    divisors = [parts for parts in range(1, most + 1) if rows % parts == 0]
+    *_, fewer, most = divisors
+    sizes = rows / fewer, rows / most
+    bytes_of_fewer, bytes_of_most = memory_of(fewer), memory_of(most)
+    each_row = (bytes_of_fewer - bytes_of_most) / (sizes[0] - sizes[1])
+    fits = (x for x in divisors if bytes_of_most + each_row * (rows / x - sizes[1]) <= limit)
+    return next(fits, most)
