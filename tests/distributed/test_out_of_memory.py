@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.cli import display
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.fit import Saves
 from jaxformer.checkpoint import Checkpoints
@@ -130,7 +131,7 @@ class FullDisk(io.StringIO):
 def test_a_log_on_a_full_disk_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", FullDisk())
     monkeypatch.setattr(sys, "stderr", FullDisk())
-    cli.say("step 3")
+    display.say("step 3")
     with Run(tmp_path / "absent").surviving("samples"):  # whose warning cannot be printed either
         raise OSError(28, "No space left on device")
 

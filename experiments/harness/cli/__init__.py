@@ -13,7 +13,7 @@ from experiments.harness.cli.command_line import (
     start,
     take_options,
 )
-from experiments.harness.cli.exit_codes import exit_code, run, say, sentence
+from experiments.harness.cli.exit_codes import exit_code, run, sentence
 
 __all__ = [
     "config_files",
@@ -23,7 +23,6 @@ __all__ = [
     "parse",
     "read_option",
     "run",
-    "say",
     "sentence",
     "start",
     "take_options",

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from experiments.harness.cli.exit_codes import say as print_line
 from jaxformer import optional_dependencies
 
 _BAR = 28
@@ -80,7 +79,7 @@ class Screen:
         """Prints `text`, above the bars; a terminal that is gone is no error."""
         self._spoke.set()
         if not self._bars:
-            print_line(text, self.stream)
+            _print(text, self.stream)
             return
         with contextlib.suppress(OSError):
             self._bars.refresh()  # of a phase that has just ended
@@ -120,7 +119,13 @@ class Screen:
                 wait = self.silence
             elif self._phases:
                 phase, wait = self._phases[-1], 2 * wait
-                print_line(f"{phase.text}: {phase.seconds:.0f} s so far", self.stream)
+                _print(f"{phase.text}: {phase.seconds:.0f} s so far", self.stream)
+
+
+def _print(text: str, stream: TextIO) -> None:
+    """Prints `text`; a log on a full disk must not stop a training."""
+    with contextlib.suppress(OSError):
+        print(text, file=stream, flush=True)
 
 
 def fitting(words: Iterable[str], width: int | None) -> str:
@@ -185,12 +190,15 @@ def waiting(name: str) -> Iterator[None]:
         yield
 
 
-def say(text: str) -> None:
-    """Prints `text` on the open screen, or on standard output."""
-    _open[-1].say(text) if _open else print_line(text)
+def say(text: str, stream: TextIO | None = None) -> None:
+    """Prints `text` on the open screen, else on standard output; or on `stream`."""
+    if _open and stream is None:
+        _open[-1].say(text)
+    else:
+        _print(text, stream or sys.stdout)
 
 
 def show_cursor() -> None:
     """Shows the cursor, which a live area hides; for a process that ends without leaving it."""
     if sys.__stdout__ is not None and sys.__stdout__.isatty():
-        print_line("\x1b[?25h", sys.__stdout__)
+        _print("\x1b[?25h", sys.__stdout__)

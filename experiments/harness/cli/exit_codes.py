@@ -13,8 +13,9 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import Any
 
+from experiments.harness.cli import display
 from jaxformer.errors import (
     CheckpointError,
     ConfigError,
@@ -98,12 +99,6 @@ def sentence(error: BaseException) -> str:
     return " ".join(str(error).split("\n")) or type(error).__name__
 
 
-def say(text: str, stream: TextIO | None = None) -> None:
-    """Prints `text`; a log on a full disk must not stop a training."""
-    with contextlib.suppress(OSError):
-        print(text, file=stream or sys.stdout, flush=True)
-
-
 def _names_a_file(error: OSError) -> bool:
     """Whether `error` has the name of a file, as those that the package itself raises have."""
     return error.filename is not None or _raised_in(error).startswith("jaxformer.")
@@ -158,7 +153,7 @@ def _exit_status(end: SystemExit) -> int:
 
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
-    say(f"warning: {' '.join(str(message).split())}", sys.stderr)
+    display.say(f"warning: {' '.join(str(message).split())}", sys.stderr)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness import cli
+from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_options import RunOptions
 from jaxformer import optional_dependencies
@@ -118,7 +119,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
             f"{', '.join(run.presets)} can"
         ) from error
     if inexpressible:
-        cli.say(
+        display.say(
             f"transformers has no {', '.join(inexpressible)}: its texts may differ from those here."
         )
     if distributed.is_first():

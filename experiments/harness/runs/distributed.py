@@ -195,7 +195,7 @@ def asked_to_stop() -> Iterator[Callable[[], bool]]:
         if is_asked and not ending:
             ending.extend(asked[:1] or [signal.SIGTERM])
             name = signal.Signals(ending[0]).name
-            cli.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
+            display.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
         return bool(ending)
 
     before = {number: signal.getsignal(number) for number in SIGNALS}

@@ -11,7 +11,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
-from experiments.harness import cli
+from experiments.harness.cli import display
 from jaxformer import optional_dependencies, storage
 
 _DISK_SECONDS, _BUCKET_SECONDS = 10.0, 60.0
@@ -44,7 +44,7 @@ class Loggers:
             except Exception as error:
                 if id(logger) not in self._warned:
                     reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
-                    cli.say(f"warning: the logger {reason}; training goes on", sys.stderr)
+                    display.say(f"warning: the logger {reason}; training goes on", sys.stderr)
                 self._warned.add(id(logger))
 
 
@@ -99,7 +99,7 @@ class MetricsFile:
         wrong = [n for n, line in enumerate(whole, 1) if line and _parse(line) is None]
         if wrong:
             numbers = ", ".join(map(str, wrong))
-            cli.say(f"warning: {self._path} lines {numbers}: no metrics, left out", sys.stderr)
+            display.say(f"warning: {self._path} lines {numbers}: no metrics, left out", sys.stderr)
         last = step if without is None else step - 1
         lines = [x for x in self._lines() if x["step"] <= (last if without in x else step)]
         self._content = "".join(json.dumps(line) + "\n" for line in lines).encode()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeVar
 import jax
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Loggers, MetricsFile, TensorBoard
 from jaxformer import records, storage
@@ -201,7 +201,7 @@ class Run:
         except OSError as error:
             if name not in self._warned:
                 message = f"{self.folder / name} could not be written: {error}"
-                cli.say(f"warning: {message}", sys.stderr)
+                display.say(f"warning: {message}", sys.stderr)
             self._warned.add(name)
 
 
