@@ -16,6 +16,8 @@ from experiments.benchmarks.train import PRESETS
 from experiments.harness.planning.counting import work
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.build import build_model
+from experiments.harness.training.parts import fewest_parts, step_memory
+from experiments.language_modelling.plan import planned
 from experiments.language_modelling.presets import gpt2_124m
 from experiments.translation import train as translation
 from jaxformer import AttentionMask, DecoderOnly, SamplingConfig
@@ -23,7 +25,7 @@ from jaxformer.config import AttentionOptions, with_fields
 from jaxformer.decoding import sample_more
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
-from jaxformer.ops.attention import gpu_flash
+from jaxformer.ops.attention import auto_attention, gpu_flash
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.pipelines.reading import begin_rows
 from jaxformer.pipelines.rows import lay_out, search_more
@@ -140,6 +142,18 @@ def test_a_step_of_gpt2_moves_at_most_210_gb_on_an_h100(h100s):
     _, of_three = gpt2_step(h100s(1)[0], 3)
     more = gpt2_124m.model.num_decoder_layers - 2
     assert of_two + more * (of_three - of_two) <= 210e9
+
+
+def test_the_rows_that_fit_an_h100_are_known_from_two_programs_of_fewer(h100s):
+    """GPT-2's preset, with its documents: 40 parts of 12 rows are for chips of 16 GB."""
+    model = planned.build_model(gpt2_124m).clone(attention_fn=auto_attention)
+    batch, strategy = planned.batch(gpt2_124m), single(h100s(1)[0]).for_model(model)
+    memory_of = partial(step_memory, gpt2_124m, planned.make_step, model, batch, strategy)
+    known = {parts: memory_of(parts) for parts in (40, 32, 8)}
+    assert known[8] < 0.9 * 80e9 < known[40] * 480 / 40
+    assert fewest_parts(known.__getitem__, 0.9 * 80e9, 480, 40) == 4
+    # with just the memory of 8 parts it is 8 of them
+    assert fewest_parts(known.__getitem__, 1.01 * known[8], 480, 40) == 8
 
 
 @pytest.mark.parametrize("texts", [1, 32])

@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeVar
 
 import jax
 
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import run_folder
+from experiments.harness.training.task import MakeStep
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy, agreed
 from jaxformer.distributed.memory import device_memory
@@ -39,21 +41,24 @@ def with_fewest_parts(run: Any, task: Any, batch: Any) -> Any:
     most, limit = training.parts_on(devices), gpu_memory(devices)
     if training.grad_accumulation or most == 1 or limit is None:
         return run
-
-    def memory_of(parts: int) -> float:
-        own = replace(training, grad_accumulation=parts * devices.num_shards)
-        config = replace(run.config, training=own)
-        make_state, step = task.make_step(config, task.model, batch, devices)
-        shapes = devices.abstract(make_state), devices.abstract_batch(batch, parts)
-        counted: Any = step.lower(*shapes).compile().memory_analysis()
-        return counted.argument_size_in_bytes + counted.temp_size_in_bytes
-
+    memory_of = partial(step_memory, run.config, task.make_step, task.model, batch, devices)
     rows = len(next(iter(jax.tree.leaves(batch)))) // devices.num_shards
     with display.phase("finding the parts of a batch that fit"):
         parts = agreed(fewest_parts(memory_of, _SHARE * limit, rows, most))
     display.say(f"{parts} parts of {rows // parts} rows on each device")
     found = replace(training, grad_accumulation=parts * devices.num_shards)
     return run.settled(training=found)
+
+
+def step_memory(
+    config: Any, make_step: MakeStep, model: Any, batch: Any, devices: Strategy, parts: int
+) -> float:
+    """The bytes that each of `devices` needs for a step in `parts` of `batch`, as compiled."""
+    training = replace(config.training, grad_accumulation=parts * devices.num_shards)
+    make_state, step = make_step(replace(config, training=training), model, batch, devices)
+    shapes = devices.abstract(make_state), devices.abstract_batch(batch, parts)
+    counted: Any = step.lower(*shapes).compile().memory_analysis()
+    return counted.argument_size_in_bytes + counted.temp_size_in_bytes
 
 
 def gpu_memory(devices: Strategy) -> float | None:
