@@ -23,7 +23,6 @@ from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun, describe_folder
 from experiments.language_modelling.corpus import part_of
-from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
@@ -228,10 +227,10 @@ def main(options: EvaluateOptions) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if part := part_of(options.files, config.data):
             text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
-        elif isinstance(config, FinetuneConfig):
+        elif task := getattr(config, "task", None):
             raise ConfigError(
-                f"{options.run} learned a task from examples ({config.task.kind}), and its scores "
-                "are in its scores.json: give --files to measure the likelihood of their text"
+                f"{options.run} learned a task from examples ({task.kind}), and its scores are "
+                "in its scores.json: give --files to measure the likelihood of their text"
             )
         else:
             text = open_encoded(options.folder, options.part, loaded.tokenizer)

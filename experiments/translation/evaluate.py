@@ -31,8 +31,7 @@ from experiments.translation.corpus import (
     read_files,
     read_known_words,
 )
-from experiments.translation.finetune_presets import FinetuneConfig
-from experiments.translation.load_run import load_run, search_of, sources_as_trained
+from experiments.translation.load_run import load_run, search_of, sources_as_trained, task_of
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
@@ -74,7 +73,7 @@ def evaluate(
     sources are cut, and summaries have ROUGE.
     """
     config = loaded.config
-    task = config.task if isinstance(config, FinetuneConfig) else None
+    task = task_of(config)
     if config is not None:
         language = language or config.data.target_language
     lines, blanked = prepare_sources(loaded, text.source, task and task.source_len)
@@ -369,7 +368,8 @@ def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
 
 def scored_text(config: TranslationConfig, text: Text) -> Text:
     """The pairs of `text` that the run is scored on: all, or the first of a fine-tuning."""
-    most = config.task.num_scored or None if isinstance(config, FinetuneConfig) else None
+    task = task_of(config)
+    most = task.num_scored or None if task else None
     return Text(text.source[:most], text.target[:most])
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from experiments.harness.runs.run_options import DecodingOptions, RunOptions
 from experiments.harness.training import build
@@ -55,6 +56,11 @@ def sources_as_trained(loaded: Loaded, lines: Sequence[str]) -> list[str]:
     config = loaded.config
     if config is not None and config.data.lowercase:
         lines = [line.lower() for line in lines]
-    if isinstance(config, FinetuneConfig):
-        lines = [config.task.prefix + line if line.strip() else line for line in lines]
-    return list(lines)
+    task = task_of(config)
+    prefix = task.prefix if task else ""
+    return [prefix + line if line.strip() else line for line in lines]
+
+
+def task_of(config: Any) -> Any:
+    """The `TaskOptions` of a fine-tuning; None of another run, and of no run."""
+    return getattr(config, "task", None)

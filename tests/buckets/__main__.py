@@ -58,46 +58,6 @@ class Injections:
         return 0
 
 
-class Faulty:
-    """A handler of requests that asks its `injections` first."""
-
-    injections: Injections
-
-    def handle(self) -> None:
-        with suppress(ConnectionError):  # a client that was killed
-            super().handle()  # type: ignore[misc]
-
-    def parse_request(self) -> bool:
-        handler: Any = self
-        if not super().parse_request():  # type: ignore[misc]
-            return False
-        if handler.path == CONTROL:
-            handler.injections.change(json.loads(handler.rfile.read(self._length()) or b"{}"))
-            shown = {k: v for k, v in vars(handler.injections).items() if not k.startswith("_")}
-            return self._answer(200, json.dumps(shown).encode())
-        status = handler.injections.status(handler.command, handler.path)
-        if status:
-            handler.rfile.read(self._length())
-            return self._answer(status, b"{}")
-        return True
-
-    def log_request(self, *_: Any) -> None:
-        """No-op: tests read what is printed."""
-
-    def _length(self) -> int:
-        return int(self.headers.get("Content-Length") or 0)  # type: ignore[attr-defined]
-
-    def _answer(self, status: int, body: bytes) -> bool:
-        handler: Any = self
-        handler.send_response(status)
-        handler.send_header("Content-Length", str(len(body)))
-        handler.end_headers()
-        if handler.command != "HEAD":
-            handler.wfile.write(body)
-        handler.close_connection = True
-        return False
-
-
 class ConditionNotMet(Exception):
     """The object has another generation than the request expects."""
 
@@ -134,11 +94,30 @@ class GoogleServer(ThreadingHTTPServer):
     request_queue_size = 128  # a request beyond them waits for a second
 
 
-class GoogleHandler(Faulty, RequestHandler):
-    """Google's storage, one request at a time, with `ifGenerationMatch`."""
+class GoogleHandler(RequestHandler):
+    """Google's storage, one request at a time, with `ifGenerationMatch` and `injections`."""
 
     injections = Injections()
     _one_at_a_time = threading.Lock()
+
+    def handle(self) -> None:
+        with suppress(ConnectionError):  # a client that was killed
+            super().handle()
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        if self.path == CONTROL:
+            self.injections.change(json.loads(self.rfile.read(self._length()) or b"{}"))
+            shown = {k: v for k, v in vars(self.injections).items() if not k.startswith("_")}
+            return self._answer(200, json.dumps(shown).encode())
+        if status := self.injections.status(self.command, self.path):
+            self.rfile.read(self._length())
+            return self._answer(status, b"{}")
+        return True
+
+    def log_request(self, *_: Any) -> None:
+        """No-op: tests read what is printed."""
 
     def do_GET(self) -> None:
         self._serve(super().do_GET)
@@ -156,6 +135,18 @@ class GoogleHandler(Faulty, RequestHandler):
         if self.storage.generation is not None:
             self.send_header("x-goog-generation", self.storage.generation)
         super().end_headers()
+
+    def _length(self) -> int:
+        return int(self.headers.get("Content-Length") or 0)
+
+    def _answer(self, status: int, body: bytes) -> bool:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        self.close_connection = True
+        return False
 
     def _serve(self, serve: Callable[[], None]) -> None:
         query = parse_qs(urlparse(self.path).query)

@@ -115,14 +115,6 @@ def test_a_lack_of_memory_is_told_with_the_settings_that_lower_the_need(capsys):
         assert setting in said
 
 
-def test_another_error_of_jax_gets_no_advice(capsys):
-    def main():
-        raise jax.errors.JaxRuntimeError("INVALID_ARGUMENT: shapes")
-
-    assert cli.run(main) == 1
-    assert capsys.readouterr().err.endswith("error: INVALID_ARGUMENT: shapes\n")
-
-
 class FullDisk(io.StringIO):
     def write(self, text: str) -> int:
         raise OSError(28, "No space left on device")

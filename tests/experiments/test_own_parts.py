@@ -21,7 +21,6 @@ from experiments.examples import custom_data
 from experiments.harness import cli
 from experiments.harness.planning import plan_run
 from experiments.harness.results.comparing import compare as compare_runs
-from experiments.harness.runs.loggers import Loggers
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.training import build
 from experiments.language_modelling import evaluate
@@ -37,7 +36,7 @@ from experiments.translation import translate
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import import_by_name, to_plain
+from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.text.tokenizers import EOS, PAD
@@ -338,12 +337,6 @@ def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, capsy
     assert said in capsys.readouterr().err
 
 
-def test_a_module_in_a_folder_of_ones_own_is_found(tmp_path, monkeypatch):
-    (tmp_path / "my_parts.py").write_text("def block():\n    return 7\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    assert import_by_name("my_parts:block", "block")() == 7
-
-
 def test_a_value_without_a_name_is_refused():
     with pytest.raises(ConfigError, match="block=.*cannot be found again by a name"):
         build.with_values(PRESETS["python_stdlib"], block=lambda config, cross, attention_fn: None)
@@ -359,20 +352,6 @@ def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
         build.user_metrics(training, taken._replace(loaded=None))
     with pytest.raises(TypeError, match="returned a str, but it must return a dict of numbers"):
         build.user_metrics(replace(training, metrics=("builtins:repr",)), taken)
-
-
-def test_errors_of_closing_and_of_logging_are_one_warning_each_logger(capsys):
-    class Broken:
-        def log(self, step, metrics):
-            raise RuntimeError("away")
-
-        close = log
-
-    loggers = Loggers([Broken(), Broken()])
-    for step in (1, 2):
-        loggers.call("log", step, {"loss": 1.0})
-    loggers.call("close")
-    assert capsys.readouterr().err.count("the logger Broken failed: RuntimeError: away") == 2
 
 
 def test_a_schedule_and_an_optimizer_of_ones_own_move_what_is_not_frozen():

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import build
 from experiments.translation import train as translation
 from jaxformer.checkpoint import Checkpoints
@@ -56,12 +55,6 @@ def state_of(folder, step, tree):
     return flatten(Checkpoints(folder / "checkpoints").restore_params(step, tree=tree))
 
 
-def same(one, other):
-    assert one.keys() == other.keys()
-    for path, leaf in one.items():
-        np.testing.assert_array_equal(leaf, other[path])
-
-
 def test_each_line_of_metrics_has_the_divergence_and_the_rate_of_the_schedule(result):
     lines = metrics_of(result.folder, "loss")
     assert [line["step"] for line in lines] == list(range(1, 8))
@@ -76,12 +69,6 @@ def test_frozen_parameters_are_the_first_ones_and_have_no_state(result):
     for path, leaf in first.items():
         assert np.array_equal(leaf, last[path]) == (path in frozen), path
     assert not any(FROZEN in path for path in state_of(result.folder, 7, "opt_state"))
-
-
-def test_the_moving_average_and_the_parameters_are_chosen_by_name(result):
-    for option, tree in (("ema", "ema"), ("last", "params")):
-        found = RunOptions(str(result.folder), checkpoint=option).weights.read()
-        same(flatten(found), state_of(result.folder, 7, tree))
 
 
 def test_a_best_checkpoint_is_that_of_the_metric_named(result):

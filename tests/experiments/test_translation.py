@@ -17,11 +17,10 @@ import pytest
 
 import jaxformer as jf
 from experiments import runs
-from experiments.harness import cli
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.runs.run_options import RunOptions
 from experiments.translation import evaluate, export, load_run, prepare, train, translate
-from experiments.translation.presets import PRESETS, Files
+from experiments.translation.presets import Files
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import quantize
 from jaxformer.ops.dense import QuantizedMatrix
@@ -80,11 +79,6 @@ def test_the_scores_and_samples_are_those_of_the_test_text(run):
     assert samples == ["test.tsv", "validation-3.tsv", "validation-6.tsv"]
 
 
-def test_the_metrics_hold_the_padding_and_the_validation_scores(run):
-    assert all(0.0 < line["padding"] < 1.0 for line in metrics_of(run.folder, "loss"))
-    assert [line["step"] for line in metrics_of(run.folder, "validation_bleu")] == [3, 6]
-
-
 def test_pairs_left_out_and_padding_are_reported(run):
     assert "training pairs 147 (left out: 1 empty, 1 too_long), validation 6, test 4" in run.out
     assert re.search(r"\d+\.\d% padding", run.out)
@@ -126,17 +120,6 @@ def test_rows_divide_by_the_accumulation(run, tmp_path):
     assert all(bucket.batch_size % 24 == 0 for bucket in prepared.batches.buckets)
 
 
-@pytest.mark.long
-def test_a_run_is_resumed_by_its_folder_alone(run, tmp_path):
-    folder = tmp_path / "translation" / "copy"
-    shutil.copytree(run.folder, folder)
-    words = ["--resume", str(folder), "--optimizer.total_steps", "8"]
-    run.train.main(cli.parse(PRESETS, words, experiment="translation"))
-    assert Checkpoints(folder / "checkpoints").newest_step() == 8
-    assert [path.name for path in folder.parent.iterdir()] == ["copy"]
-    assert metrics_of(folder)[:5] == metrics_of(run.folder)[:5]
-
-
 # Translating
 
 
@@ -173,13 +156,6 @@ def test_one_line_comes_out_for_each_line_that_goes_in(run, tmp_path):
     assert marked.lines == [done.lines[0], ""], "a byte order mark is no text"
     in_parts = translated(run, tmp_path, "\n".join(ODD).encode(), "--lines_at_once 3")
     assert in_parts.lines == done.lines
-
-
-def test_three_lines_lead_from_a_run_to_the_translations_of_its_command(run, tmp_path):
-    loaded = jf.load(run.folder)
-    best, *others = jf.translate(loaded, ["sun rain", "hill"])
-    assert [best, *others, ""] == translated(run, tmp_path, b"sun rain\nhill\n").lines
-    assert jf.translate(loaded, "sun rain") == best
 
 
 def test_n_best_lines_hold_number_score_text_and_log_probabilities(run, tmp_path):
