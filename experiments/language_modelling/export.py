@@ -24,10 +24,10 @@ _FINETUNED: dict[str, exporting.Task] = {
     "spans": "question-answering",
     "chat": "text-generation",
 }
-_PRESETS = {
-    "causal": ("python_stdlib", "shakespeare_char", "wikitext2", "gpt2_124m"),
-    "masked": ("bert_tiny", "bert_base"),
-}
+_PRESETS = (
+    *("python_stdlib", "shakespeare_char", "wikitext2", "gpt2_124m"),
+    *("bert_tiny", "bert_base"),
+)
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ExportOptions(exporting.ExportOptions):
     """The folder of the run."""
 
 
-def exportable(options: ExportOptions) -> exporting.Exportable:
+def published(options: ExportOptions) -> exporting.Published:
     """The run that `options` name, with its sampling."""
     folder = options.folder
     if is_pretrained(folder):
@@ -61,27 +61,24 @@ def exportable(options: ExportOptions) -> exporting.Exportable:
             files = {TEMPLATE: load_template(folder, loaded.tokenizer).source}
         else:
             generation = None
-    return exporting.Exportable(
-        config=config,
-        task=task,
-        published=lambda: exporting.Published(
-            loaded.model,
-            loaded.params,
-            loaded.tokenizer,
-            generation,
-            config.completion,
-            labels=labels,
-            like=like,
-            files=files,
-        ),
-        presets=_PRESETS[config.objective],
+    return exporting.Published(
+        config,
+        task,
+        loaded.model,
+        loaded.params,
+        loaded.tokenizer,
+        generation,
+        config.completion,
+        labels=labels,
+        like=like,
+        files=files,
     )
 
 
 @distributed.joins
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
-    exporting.export(options, lambda: exportable(options))
+    exporting.export(options, lambda: published(options), _PRESETS)
 
 
 if __name__ == "__main__":

@@ -39,38 +39,33 @@ class ExportOptions(exporting.ExportOptions):
     """The folder of the run."""
 
 
-def exportable(options: ExportOptions) -> exporting.Exportable:
-    """The run that `options` name, in Marian's layout."""
+def published(options: ExportOptions) -> exporting.Published:
+    """The run that `options` name, in Marian's layout; one that began with a folder, as it was.
+
+    Raises `ConfigError` for a model that the layout cannot hold.
+    """
     loaded = load_run(options.folder, options)
-
-    def published() -> exporting.Published:
-        config, search = loaded.config, loaded.config.search
-        if isinstance(config, FinetuneConfig) and initialization.parent_of(config) is None:
-            ids = {"decoder_start_token_id": config.translation.bos}
-            ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
-            return exporting.Published(
-                loaded.model,
-                loaded.params,
-                loaded.tokenizer,
-                search,
-                token_ids=ids,
-                like=exporting.started_from(config),
-            )
-        if loaded.tokenizer is not loaded.target_tokenizer:
-            raise ConfigError(
-                "source and target have a vocabulary each, but a tokenizer.json has one: train "
-                "without --model.source_vocab_size"
-            )
-        layout = marian_layout(loaded.model, loaded.params, loaded.tokenizer, search)
-        return exporting.Published(*layout[:4])
-
-    return exporting.Exportable(loaded.config, "translation", published, _PRESETS)
+    config, search = loaded.config, loaded.config.search
+    if isinstance(config, FinetuneConfig) and initialization.parent_of(config) is None:
+        ids = {"decoder_start_token_id": config.translation.bos}
+        ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
+        layout = (loaded.model, loaded.params, loaded.tokenizer, search)
+        return exporting.Published(
+            config, "translation", *layout, token_ids=ids, like=exporting.started_from(config)
+        )
+    if loaded.tokenizer is not loaded.target_tokenizer:
+        raise ConfigError(
+            "source and target have a vocabulary each, but a tokenizer.json has one: train "
+            "without --model.source_vocab_size"
+        )
+    layout = marian_layout(loaded.model, loaded.params, loaded.tokenizer, search)[:4]
+    return exporting.Published(config, "translation", *layout)
 
 
 @distributed.joins
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
-    exporting.export(options, lambda: exportable(options))
+    exporting.export(options, lambda: published(options), _PRESETS)
 
 
 class MarianLayout(NamedTuple):

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from experiments.harness.runs.statistics import described_score
 from experiments.harness.training.task import (
     EarlyStopping,
     StoppingMetric,
@@ -46,6 +47,20 @@ def test_a_score_of_ones_own_loss_that_is_not_there_is_refused_at_the_evaluation
     metric = stopping_metric(TrainingConfig(early_stopping_metric="x_loss", loss="a:b"), KNOWN)
     with pytest.raises(ConfigError, match="gives validation_bleu, validation_loss, validation_kl"):
         metric.of(SCORES)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("validation_loss", 1.23456, "loss 1.2346"),
+        ("validation_bleu", 31.415, "BLEU 31.41"),
+        ("validation_exact", 0.9824, "exact 98.2%"),
+        ("bits_per_byte", 1.44719, "bits per byte 1.4472"),
+        ("validation_teacher_loss", 2.5, "teacher loss 2.5000"),
+    ],
+)
+def test_the_screen_says_a_score_with_its_name_and_as_many_digits_as_matter(name, value, said):
+    assert described_score(name, value) == said
 
 
 def test_training_stops_when_the_score_has_not_improved_for_so_many_evaluations():

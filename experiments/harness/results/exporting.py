@@ -51,8 +51,10 @@ class ExportOptions(RunOptions):
 
 
 class Published(NamedTuple):
-    """A model in the layout of a family of transformers, with its tokenizer and its settings."""
+    """A run's model in the layout of a family of transformers, its tokenizer and its settings."""
 
+    config: Any
+    task: Task
     model: Any
     params: Any
     tokenizer: Tokenizer
@@ -73,33 +75,22 @@ def started_from(config: Any) -> Path | None:
     return Path(config.init_from) if is_pretrained(config.init_from or "-") else None
 
 
-class Exportable(NamedTuple):
-    """A run that is to be exported, as its experiment describes it."""
-
-    config: Any
-    task: Task
-    published: Callable[[], Published]
-    """Raises `ConfigError` for a model in which no family fits."""
-    presets: Sequence[str]
-    """The presets whose runs fit."""
-
-
-def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
+def export(options: ExportOptions, load: Callable[[], Published], presets: Sequence[str]) -> None:
     """Writes the folder `options.out` of the run that `load` reads.
 
-    Raises `ConfigError` for a run that cannot be exported, and what `load` raises.
+    Raises `ConfigError`, which names the `presets` whose runs fit, for a run that cannot be
+    exported.
     """
     for name in ("safetensors", "jinja2"):  # before anything is done
         optional_dependencies.load(name)
     out = to_local_path(options.out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} is there already: give --out the name of a new folder")
-    run = load()
-    out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        given = run.published()
+        given = load()
         generation = given.generation
         inexpressible = inexpressible_settings(generation, given.completion) if generation else []
+        out.parent.mkdir(parents=True, exist_ok=True)
         save_pretrained(
             out,
             given.model,
@@ -107,7 +98,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
             given.tokenizer,
             like=given.like,
             generation=generation,
-            card=model_card(options, run, inexpressible),
+            card=model_card(options, given, inexpressible),
             token_ids=given.token_ids,
             labels=given.labels,
         )
@@ -116,7 +107,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
     except ConfigError as error:
         raise ConfigError(
             f"{options.run} cannot be exported: {error}. Runs of the presets "
-            f"{', '.join(run.presets)} can"
+            f"{', '.join(presets)} can"
         ) from error
     if inexpressible:
         display.say(
@@ -127,7 +118,7 @@ def export(options: ExportOptions, load: Callable[[], Exportable]) -> None:
             print(f"{path}: {path.stat().st_size:,} bytes")
 
 
-def model_card(options: ExportOptions, run: Exportable, inexpressible: Sequence[str]) -> str:
+def model_card(options: ExportOptions, run: Published, inexpressible: Sequence[str]) -> str:
     """The card of an exported run in Markdown: data, settings, scores, commands and licence.
 
     `inexpressible` are settings of its texts that the folder cannot hold.
