@@ -124,7 +124,6 @@ class Rules:
     config: Any
     eos: tuple[int, ...]
     logits_processors: tuple[LogitsProcessor, ...]
-    sampler: Any = None
 
 
 class DecodeState(struct.PyTreeNode):

@@ -62,11 +62,16 @@ def penalize(
     tokens: Int[Array, "R L"],
     lengths: Int[Array, " R"],
 ) -> Float[Array, "R V"]:
-    """`logits` after the `repetition_penalty` of each text, at no cost where all are 1."""
+    """`logits` after the `repetition_penalty` of each text, at no cost where all are 1.
+
+    A positive logit of a token that the text holds is divided by it, a negative one multiplied, as
+    in the code of Keskar et al. 2019 (section 4.1).
+    """
 
     def lowered() -> Float[Array, "R V"]:
-        counts = _token_counts(logits, tokens, lengths)
-        return jax.vmap(_lower)(logits, penalties, counts)
+        by = penalties[:, None]
+        lower = jnp.where(logits > 0, logits / by, logits * by)
+        return jnp.where(_token_counts(logits, tokens, lengths) > 0, lower, logits)
 
     return jax.lax.cond((penalties != 1).any(), lowered, lambda: logits)
 
@@ -85,31 +90,6 @@ def _token_counts(
     written = (np.arange(tokens.shape[1])[None] < lengths[:, None]).astype(jnp.int32)
     rows = np.arange(len(tokens))[:, None]
     return jnp.zeros(logits.shape, jnp.int32).at[rows, tokens].add(written)
-
-
-def _lower(
-    logits: Float[Array, " V"],
-    penalty: Float[Array | np.ndarray, ""] | float,
-    counts: Int[Array, " V"],
-) -> Float[Array, " V"]:
-    lower = jnp.where(logits > 0, logits / penalty, logits * penalty)
-    return jnp.where(counts > 0, lower, logits)
-
-
-def repetition_penalty(penalty: float) -> LogitsProcessor:
-    """Makes every token that the text holds less likely (Keskar et al. 2019, section 4.1).
-
-    A positive logit is divided by `penalty`, a negative one multiplied, as in the paper's code.
-    Raises `ValueError` unless penalty > 0.
-
-    >>> history = DecodeHistory(jnp.array([0, 2]), 2, 1, jnp.array([1, 0, 1]))
-    >>> repetition_penalty(2.0)(jnp.array([3.0, 3.0, -3.0]), history)
-    Array([ 1.5,  3. , -6. ], dtype=float32)
-    """
-    if not penalty > 0:
-        raise ValueError(f"penalty={penalty}, but it must be positive: 1 changes nothing")
-
-    return lambda logits, history: _lower(logits, penalty, history.token_counts)
 
 
 def force_token_at(token: int, index: int = 0) -> LogitsProcessor:

@@ -1,6 +1,6 @@
 """Sampling: one continuation per text, each token drawn from the step's logits."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -34,9 +34,6 @@ from jaxformer.decoding.settings import SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.ops.dropout import hash_elements
 from jaxformer.ops.top_k import top_k
-
-Sampler = Callable[[Float[Array, " V"], Key[Array, ""]], Int[Array, ""]]
-"""sampler(logits [V], rng) -> the token, int32."""
 
 # With a larger top_k, or top_p alone, the whole vocabulary is sorted.
 _FEW = 64
@@ -92,14 +89,13 @@ def sample(
     config: SamplingConfig = SamplingConfig(),
     *,
     eos: tuple[int, ...] = (),
-    sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] = (),
 ) -> Hypotheses:
     """One continuation of each prompt (W = 1) of at most `config.max_new_tokens` tokens.
 
-    A text ends with a token of `eos` or at its maximum length. `sampler` replaces the one that
-    `config` describes. `logits_processors` follow the repetition penalty of `config` and precede
-    its constraints. A text depends on `rng`, its `example_ids` and the indices of its tokens, not
+    A text ends with a token of `eos` or at its maximum length. `logits_processors` follow the
+    repetition penalty of `config` and precede its constraints; at temperature 1 they can make any
+    distribution. A text depends on `rng`, its `example_ids` and the indices of its tokens, not
     on the batch. Scores and log-probabilities are the model's own, before any processor; they are
     NaN where the logits are.
 
@@ -119,7 +115,7 @@ def sample(
     if not isinstance(prompts.max_new_tokens, Tracer):
         most = min(most, largest(prompts.max_new_tokens))
     check_room(cache, most)
-    options: Any = {"eos": eos, "sampler": sampler, "logits_processors": logits_processors}
+    options: Any = {"eos": eos, "logits_processors": logits_processors}
     state = begin_sampling(cache, prompts, rng, config, **options)
     return sample_more(step, state, config.max_new_tokens).hypotheses()
 
@@ -132,7 +128,6 @@ def begin_sampling(
     *,
     values: Mapping[str, Shaped[AnyArray, " B"]] | None = None,
     eos: tuple[int, ...] = (),
-    sampler: Sampler | None = None,
     logits_processors: Sequence[LogitsProcessor] = (),
 ) -> SampleState:
     """The state of `sample` before its first token; its arguments are those of `sample`.
@@ -167,7 +162,7 @@ def begin_sampling(
         last=last,
         history=jnp.pad(jnp.asarray(history, jnp.int32), ((0, 0), (0, size))),
         log_probs=jnp.zeros((batch, size), jnp.float32),
-        rules=Rules(without_values(config), tuple(eos), tuple(logits_processors), sampler),
+        rules=Rules(without_values(config), tuple(eos), tuple(logits_processors)),
     )
 
 
@@ -193,13 +188,7 @@ def _advance(step: Step, state: SampleState) -> SampleState:
     processed = _processed(logits, state)
     index = state.lengths - state.prompt_lengths
     words = jax.vmap(_fold_in)(state.seeds, index)
-    if rules.sampler is None:
-        token = _draw(processed, words, state.values)
-    else:
-        token = jax.vmap(rules.sampler)(
-            processed, jax.random.wrap_key_data(words, impl="threefry2x32")
-        )
-    token = jnp.where(goes_on, token, 0)
+    token = jnp.where(goes_on, _draw(processed, words, state.values), 0)
     rows, drop = jnp.arange(len(token)), jnp.iinfo(jnp.int32).max
     here = jnp.where(goes_on, state.lengths, drop)
     new = jnp.where(goes_on, state.lengths - state.starts, drop)
@@ -229,38 +218,17 @@ def _processed(logits: Float[Array, "B V"], state: SampleState) -> Float[Array, 
     return forbid_eos(logits, index < state.values["min_new_tokens"], rules.eos)
 
 
-def greedy(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
-    """The most likely token."""
-    return jnp.argmax(logits).astype(jnp.int32)
-
-
-def make_sampler(config: SamplingConfig) -> Sampler:
-    """The sampler that `config` describes: draws from the tokens that all its limits keep.
-
-    `top_p` refers to the probabilities, at the temperature, among the `top_k` most likely tokens
-    (Holtzman et al. 2020), `min_p` to that of the most likely one (Nguyen et al. 2024). At least
-    one token is kept; of equally likely tokens those with the lower ids are.
-
-    >>> sampler = make_sampler(jf.SamplingConfig(top_k=2, top_p=0.5))
-    >>> logits = jnp.log(jnp.array([0.5, 0.1, 0.4]))
-    >>> int(sampler(logits, jax.random.key(0)))  # 0.5 / (0.5 + 0.4) is more than top_p
-    0
-    """
-    values = row_values(config, 1)
-
-    def sampler(logits: Float[Array, " V"], rng: Key[Array, ""]) -> Int[Array, ""]:
-        words = jax.random.key_data(rng).reshape(1, -1)[:, :2]
-        return _draw(logits[None], words, values)[0]
-
-    return sampler
-
-
 def _draw(
     logits: Float[Array, "B V"],
     words: UInt32[Array, "B 2"],
     values: Mapping[str, Shaped[AnyArray, " B"]],
 ) -> Int[Array, " B"]:
     """A token of each text: argmax of logits and Gumbel noise, among the tokens that are kept.
+
+    All limits of `values` hold. `top_p` refers to the probabilities, at the temperature, among the
+    `top_k` most likely tokens (Holtzman et al. 2020), `min_p` to that of the most likely one
+    (Nguyen et al. 2024). At least one token is kept; of equally likely tokens those with the lower
+    ids are.
 
     The noise of a token depends on its id and the text's `words` alone, so that it does not matter
     which of the ways below a batch takes.

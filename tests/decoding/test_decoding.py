@@ -19,8 +19,6 @@ from jaxformer.decoding import (
     beam_more,
     beam_search,
     begin_beams,
-    greedy,
-    make_sampler,
     put_rows,
     sample,
 )
@@ -117,26 +115,22 @@ def _search_history(tables, first, limits, config):
     return beam_search(partial(history_step, tables), cache, first, limits, config)
 
 
-@partial(jax.jit, static_argnames=("sampler", "config", "eos"))
-def sample_history(tables, prompts, rng, config, sampler=greedy, eos=(3,)):
+@partial(jax.jit, static_argnames="config")
+def sample_history(tables, prompts, rng, config):
     cache = prefix_cache(len(prompts.last_tokens), 1, config.max_new_tokens)
     step = partial(history_step, tables)
-    return sample(step, cache, prompts, rng, config, eos=eos, sampler=sampler)
+    return sample(step, cache, prompts, rng, config, eos=(3,))
 
 
-@partial(jax.jit, static_argnames=("sampler", "config"))
-def sample_markov(table, prompts, rng, config, sampler):
+@partial(jax.jit, static_argnames="config")
+def sample_markov(table, prompts, rng, config):
     step = partial(markov_step, table)
-    return sample(step, NoMemory(), prompts, rng, config, sampler=sampler)
+    return sample(step, NoMemory(), prompts, rng, config)
 
 
 @partial(jax.jit, static_argnames="config")
 def search_markov(table, first, limits, config):
     return beam_search(partial(markov_step, table), NoMemory(), first, limits, config)
-
-
-def drawing(temperature=1.0, **limits):
-    return make_sampler(SamplingConfig(temperature=temperature, **limits))
 
 
 def penalised(kind, exponent, total, count):
@@ -214,7 +208,7 @@ def test_a_beam_of_one_is_greedy_where_the_text_ends(kind, exponent, early_stopp
     tables[..., end] += 0.2
     first, limits = np.arange(batch) % vocab, 2 + np.arange(batch) % 12
     prompts = Prompts(first, limits, np.arange(batch))
-    config = SamplingConfig(max_new_tokens=length)
+    config = SamplingConfig(max_new_tokens=length, temperature=0.0)
     taken = jax.device_get(sample_history(tables, prompts, jax.random.key(0), config))
     ended = np.any(taken.tokens[:, 0] == end, axis=-1)
     sizes = np.argmax(taken.tokens[:, 0] == end, axis=-1) + 1
@@ -350,7 +344,7 @@ PROBABILITIES = np.array(
 )
 
 
-HOT = drawing(1.7)
+HOT = partial(SamplingConfig, temperature=1.7)
 
 
 def draw_pairs():
@@ -358,9 +352,7 @@ def draw_pairs():
     table, rows = jnp.log(jnp.asarray(PROBABILITIES)), np.arange(4_000)
     first, limits = np.full((4_000,), 4), np.full((4_000,), 2)
     prompts = Prompts(first, limits, rows)
-    return jax.device_get(
-        sample_markov(table, prompts, jax.random.key(7), SamplingConfig(max_new_tokens=2), HOT)
-    )
+    return jax.device_get(sample_markov(table, prompts, jax.random.key(7), HOT(max_new_tokens=2)))
 
 
 def chi_square(counts, shares):
@@ -384,8 +376,8 @@ def test_pairs_of_tokens_are_drawn_with_the_models_probabilities():
 def test_an_ended_or_empty_text_is_followed_by_zeros():
     tables = history_tables(47, 11, 7)
     first, limits = np.arange(31) % 7, np.arange(31) % 12
-    prompts, config = Prompts(first, limits, np.arange(31)), SamplingConfig(max_new_tokens=11)
-    found = jax.device_get(sample_history(tables, prompts, jax.random.key(1), config, sampler=HOT))
+    prompts, config = Prompts(first, limits, np.arange(31)), HOT(max_new_tokens=11)
+    found = jax.device_get(sample_history(tables, prompts, jax.random.key(1), config))
     tokens = found.tokens[:, 0]
     written = np.minimum(
         limits, np.where((tokens == 3).any(axis=1), (tokens == 3).argmax(axis=1) + 1, 11)

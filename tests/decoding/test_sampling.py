@@ -8,16 +8,13 @@ import numpy as np
 import pytest
 
 from jaxformer.decoding import (
-    DecodeHistory,
     Prompts,
     SamplingConfig,
-    greedy,
-    make_sampler,
     no_repeat_ngram,
-    repetition_penalty,
     sample,
     suppress_tokens,
 )
+from jaxformer.decoding.logits_processors import penalize
 from jaxformer.errors import ConfigError
 
 VOCAB = 7
@@ -29,7 +26,7 @@ def table(seed=3):
 
 
 def drawing(temperature=1.0, **limits):
-    return make_sampler(SamplingConfig(temperature=temperature, **limits))
+    return SamplingConfig(temperature=temperature, max_new_tokens=1, **limits)
 
 
 def run(logits, first, limits, *, example_ids=None, settings=None, **options):
@@ -37,12 +34,12 @@ def run(logits, first, limits, *, example_ids=None, settings=None, **options):
     names = ("written", "history", "history_lengths")
     before = {name: options.pop(name) for name in names if name in options}
     prompts = Prompts(first, limits, example_ids, **before)
-    options = {"sampler": greedy, "logits_processors": ()} | options
-    config = SamplingConfig(max_new_tokens=11, **settings or {})
+    options = {"logits_processors": ()} | options
+    config = SamplingConfig(max_new_tokens=11, **{"temperature": 0.0} | (settings or {}))
     return jax.device_get(_run(logits, prompts, config, **options))
 
 
-@partial(jax.jit, static_argnames=("config", "sampler", "logits_processors", "eos"))
+@partial(jax.jit, static_argnames=("config", "logits_processors", "eos"))
 def _run(logits, prompts, config, **rest):
     def step(tokens, cache):
         return logits[tokens], cache
@@ -50,16 +47,19 @@ def _run(logits, prompts, config, **rest):
     return sample(step, None, prompts, jax.random.key(5), config, **rest)
 
 
-@partial(jax.jit, static_argnames="sampler")
-def each(sampler, logits):
+@partial(jax.jit, static_argnames="config")
+def each(config, logits):
     """One token for each row of `logits` [B, V]."""
-    rngs = jax.random.split(jax.random.key(7), len(logits))
-    return jax.vmap(sampler)(logits, rngs)
+    prompts = Prompts(*jnp.ones((2, len(logits)), int), jnp.arange(len(logits)))
+    found = sample(
+        lambda _, cache: (logits[:, None], cache), None, prompts, jax.random.key(7), config
+    )
+    return found.tokens[:, 0, 0]
 
 
-def drawn(sampler, probabilities, count=4_000):
+def drawn(config, probabilities, count=4_000):
     logits = np.tile(np.float32(np.log(probabilities)), (count, 1))
-    return np.bincount(each(sampler, logits), minlength=len(probabilities))
+    return np.bincount(each(config, logits), minlength=len(probabilities))
 
 
 def chi_square(counts, probabilities):
@@ -69,7 +69,7 @@ def chi_square(counts, probabilities):
 
 
 @pytest.mark.parametrize(
-    "sampler, kept",
+    "config, kept",
     [
         (drawing(min_p=0.0), [0, 1, 2, 3, 4, 5, 6]),
         (drawing(min_p=0.3), [1, 3, 4, 6]),
@@ -86,13 +86,13 @@ def chi_square(counts, probabilities):
         (drawing(1.0, top_p=1e-9), [1]),
     ],
 )
-def test_a_token_is_drawn_from_those_that_every_truncation_keeps(sampler, kept):
-    counts = drawn(sampler, PROBABILITIES)
+def test_a_token_is_drawn_from_those_that_every_truncation_keeps(config, kept):
+    counts = drawn(config, PROBABILITIES)
     assert np.flatnonzero(counts).tolist() == kept
 
 
 @pytest.mark.parametrize(
-    "sampler, power",
+    "config, power",
     [
         (drawing(min_p=0.3), 1.0),
         (drawing(1.7, top_k=5, top_p=0.95, min_p=0.1), 1 / 1.7),
@@ -100,9 +100,9 @@ def test_a_token_is_drawn_from_those_that_every_truncation_keeps(sampler, kept):
         (drawing(0.5), 1 / 0.5),
     ],
 )
-def test_what_is_kept_is_drawn_with_the_models_probabilities(sampler, power):
+def test_what_is_kept_is_drawn_with_the_models_probabilities(config, power):
     # Of at most 6 degrees of freedom: more than 27.9 is seen once in 10,000 seeds.
-    assert chi_square(drawn(sampler, PROBABILITIES), PROBABILITIES**power) < 27.9
+    assert chi_square(drawn(config, PROBABILITIES), PROBABILITIES**power) < 27.9
 
 
 def test_of_equally_likely_tokens_the_first_are_kept_as_greedy_takes_the_first():
@@ -110,25 +110,27 @@ def test_of_equally_likely_tokens_the_first_are_kept_as_greedy_takes_the_first()
     assert np.flatnonzero(drawn(drawing(1.0, top_k=3), even)).tolist() == [0, 1, 2]
     assert np.flatnonzero(drawn(drawing(1.0, top_p=0.30), even)).tolist() == [0, 1, 2]
     zeros = np.zeros((2, VOCAB), np.float32)
-    assert each(greedy, zeros).tolist() == [0, 0]
+    assert each(drawing(0.0), zeros).tolist() == [0, 0]
     assert each(drawing(9.0, top_k=1), zeros).tolist() == [0, 0]
 
 
 @pytest.mark.parametrize(
-    "sampler", [drawing(min_p=1.0), drawing(1e-36), drawing(1e-36, top_k=5, top_p=0.9, min_p=0.1)]
+    "config", [drawing(min_p=1.0), drawing(1e-36), drawing(1e-36, top_k=5, top_p=0.9, min_p=0.1)]
 )
-def test_the_narrowest_truncations_are_greedy_at_any_scale(sampler):
+def test_the_narrowest_truncations_are_greedy_at_any_scale(config):
     logits = np.float32(1e4 * np.random.default_rng(2).normal(size=(29, VOCAB)))
-    assert np.array_equal(each(sampler, logits), np.argmax(logits, axis=-1))
+    assert np.array_equal(each(config, logits), np.argmax(logits, axis=-1))
 
 
 def test_a_penalty_lowers_what_the_text_holds_and_how_often_does_not_matter():
-    logits, counts = jnp.array([2.0, 2.0, -3.0, -3.0, 0.0]), jnp.array([1, 0, 5, 0, 2])
-    history = DecodeHistory(jnp.zeros(8, int), 8, 8, counts)
-    found = repetition_penalty(2.0)(logits, history)
-    assert found.tolist() == [1.0, 2.0, -6.0, -3.0, 0.0]
-    assert repetition_penalty(0.5)(logits, history).tolist() == [4.0, 2.0, -1.5, -3.0, 0.0]
-    assert repetition_penalty(1.0)(logits, history).tolist() == logits.tolist()
+    logits, text = jnp.array([[2.0, 2.0, -3.0, -3.0, 0.0]]), jnp.array([[0, 2, 2, 4, 1]])
+    for penalty, expected in (
+        (2.0, [1.0, 2.0, -6.0, -3.0, 0.0]),
+        (0.5, [4.0, 2.0, -1.5, -3.0, 0.0]),
+        (1.0, logits[0].tolist()),
+    ):
+        found = penalize(logits, jnp.array([penalty]), text, jnp.array([4]))
+        assert found[0].tolist() == expected
 
 
 def by_hand(logits, prompt, limit, penalty=1.0, ngram=0):
@@ -171,10 +173,10 @@ def test_the_processors_see_the_prompt_and_what_is_made_and_scores_are_the_model
             assert_equal(result.scores[b, 0], sum(log_probs))
     assert not np.array_equal(found.tokens, run(logits, first, limits).tokens)
     assert not np.array_equal(found.tokens, last.tokens)
-    penalty, ngram = rules
-    own = no_repeat_ngram(ngram) if ngram else repetition_penalty(penalty)
-    again = run(logits, first, limits, logits_processors=(own,), **WHOLE)
-    assert np.array_equal(again.tokens, found.tokens)
+    _, ngram = rules
+    if ngram:
+        again = run(logits, first, limits, logits_processors=(no_repeat_ngram(ngram),), **WHOLE)
+        assert np.array_equal(again.tokens, found.tokens)
 
 
 def test_the_fewest_tokens_count_from_the_prompt_also_in_a_second_part():
@@ -190,8 +192,8 @@ def test_the_fewest_tokens_count_from_the_prompt_also_in_a_second_part():
 
 def test_what_is_suppressed_is_never_written():
     first, limits = np.zeros(31, np.int32), np.full(31, 11)
-    rules = (suppress_tokens([1, 4, 5]), repetition_penalty(1.2))
-    found = run(table(), first, limits, sampler=drawing(9.0), logits_processors=rules)
+    settings, rules = {"temperature": 9.0}, (suppress_tokens([1, 4, 5]),)
+    found = run(table(), first, limits, settings=settings, logits_processors=rules)
     assert set(np.unique(found.tokens)) == {0, 2, 3, 6}
     assert suppress_tokens([])(jnp.ones(3), None).tolist() == [1.0, 1.0, 1.0]
 
@@ -206,7 +208,7 @@ def test_a_text_without_an_end_goes_on_to_its_limit():
 
 
 def test_a_text_written_in_two_parts_is_the_text_written_in_one():
-    draw = partial(run, table(), sampler=drawing(1.5), example_ids=np.array([4, 9, 2, 7]))
+    draw = partial(run, table(), settings={"temperature": 1.5}, example_ids=np.array([4, 9, 2, 7]))
     first = np.array([0, 3, 5, 1])
     whole = draw(first, np.full(4, 11)).tokens[:, 0]
     start = draw(first, np.full(4, 5)).tokens[:, 0, :5]
@@ -246,7 +248,5 @@ def test_a_sampler_refuses_what_it_cannot_mean(values, message):
 
 
 def test_a_penalty_that_is_not_positive_is_refused():
-    with pytest.raises(ValueError, match="penalty=0.0, but it must be positive"):
-        repetition_penalty(0.0)
     with pytest.raises(ConfigError, match="repetition_penalty=0.0, but it must be above 0"):
         SamplingConfig(repetition_penalty=0.0)

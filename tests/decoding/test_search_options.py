@@ -16,7 +16,6 @@ from jaxformer.decoding import (
     force_token_at,
     no_repeat_ngram,
     renormalize,
-    repetition_penalty,
     sample,
 )
 
@@ -235,6 +234,11 @@ def test_any_of_several_ends_ends_a_sampled_text():
     assert found == [[B, A, 0, 0], [B, A, 0, 0]]
 
 
+def penalty(factor):
+    """A processor that multiplies the log-probability of each token of the text."""
+    return lambda logits, history: jnp.where(history.token_counts > 0, factor * logits, logits)
+
+
 def test_greedy_search_penalizes_repetition_in_its_logits():
     """A logit of a token that was written, or given as START, is twice as far below zero."""
     values = {"beam_size": 1, "limits": (2, 2), "at_max_length": "cut"}
@@ -242,8 +246,7 @@ def test_greedy_search_penalizes_repetition_in_its_logits():
     assert tokens == [[[A, B, 0, 0, 0]]] * 2
     after = np.asarray(LOOP)[A] * np.array([1.0, 1.0, 2.0, 1.0])
     close(probabilities, np.full((2, 1), 0.6 * np.exp(after[B]) / np.exp(after).sum()))
-    penalize = repetition_penalty(2.0)
-    tokens, probabilities, _ = search(LOOP, logits_processors=[penalize], **values)
+    tokens, probabilities, _ = search(LOOP, logits_processors=[penalty(2.0)], **values)
     assert tokens == [[[A, B, 0, 0, 0]]] * 2
     close(probabilities, np.full((2, 1), 0.6 * 0.3))
 
@@ -251,7 +254,7 @@ def test_greedy_search_penalizes_repetition_in_its_logits():
 def test_the_token_before_a_text_counts_as_repeated():
     for bos, best in ((START, A), (A, B)):
         values = {"beam_size": 1, "limits": (1, 1), "at_max_length": "cut", "bos": bos}
-        tokens, _, _ = search(LOOP, logits_processors=[repetition_penalty(3.0)], **values)
+        tokens, _, _ = search(LOOP, logits_processors=[penalty(3.0)], **values)
         assert tokens[0] == [[best, 0, 0, 0, 0]]
 
 
