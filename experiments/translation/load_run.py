@@ -7,7 +7,6 @@ from typing import Any
 
 from experiments.harness.runs.run_options import DecodingOptions, RunOptions
 from experiments.harness.training import build
-from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.presets import TranslationConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
@@ -29,6 +28,8 @@ def load_run(
     A beam has at least `n_best` hypotheses. Raises `ConfigError` as `build.load_run` does, and
     for a folder without a tokenizer or with another kind of model.
     """
+    from experiments.translation.finetune_presets import FinetuneConfig  # a training has no use
+
     loaded = build.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         name = type(loaded.model).__name__
@@ -51,8 +52,6 @@ def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
 
 def sources_as_trained(loaded: Loaded, lines: Sequence[str]) -> list[str]:
     """`lines` as the run learned from them: in lower case, after its prefix; blank ones stay so."""
-    from experiments.translation.finetune_presets import FinetuneConfig  # a training has no use
-
     config = loaded.config
     if config is not None and config.data.lowercase:
         lines = [line.lower() for line in lines]
