@@ -75,7 +75,7 @@ def distilled(weight: float) -> Callable[..., TokenLoss]:
             return *loss.inputs_and_labels(batch), batch.teacher_logits
 
         def terms(logits, labels, loss_mask, teacher_logits):
-            nats, tokens = loss.terms(logits, labels, loss_mask)
+            nats, tokens = loss.terms(logits, labels, loss_mask)[:2]
             teacher = soft_cross_entropy(logits, teacher_logits, loss_mask)
             return (1.0 - weight) * nats + weight * teacher, tokens, {"teacher_loss": teacher}
 

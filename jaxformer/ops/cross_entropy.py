@@ -69,8 +69,8 @@ def chunked_sums(
     hidden, leaves = jax.tree.map(split, (hidden, leaves))
     # A new function each time: JAX compares functions, and `lm_head` may equal one of other arrays.
     head, params = jax.closure_convert(lambda hidden: lm_head(hidden), hidden[0])
-    nats, further = _chunked(sums_of, head, params, hidden, leaves)
-    return nats, *further
+    sums: Any = _chunked(sums_of, head, params, hidden, leaves)
+    return sums[0], *sums[1]
 
 
 def token_log_probs(
