@@ -60,7 +60,7 @@ def prepare(config, folder):
     return Prepared(config.model, Sequences(rows, config.training.seed), Sequences(rows, 97))
 
 
-def describe(data):
+def describe(data, config):
     return f"sequences of {LENGTH} digits"
 
 
