@@ -48,7 +48,9 @@ def modules(torch, folder, case):
         after.append(parts.Dense(size, out, True, function, use_residual=bool(residual)))
         size = out
     if case.get("norm"):
-        after += [parts.LayerNorm(size), parts.Dropout(0.1)]
+        norm = parts.LayerNorm(size)
+        torch.nn.init.normal_(norm.norm.bias)  # a new one is zero
+        after += [norm, parts.Dropout(0.1)]
     if case.get("normalize"):
         after.append(parts.Normalize())
     return [text, pooling, *after]
@@ -89,6 +91,8 @@ def test_a_folder_with_modules_gives_the_vectors_of_sentence_transformers(
     theirs.save(str(tmp_path))
     ours = jf.load(tmp_path)
     assert_equal(jf.embed(ours, TEXTS), theirs.encode(TEXTS))
+    capital, small = jf.embed(ours, ["ABBA A", "abba a"])
+    assert np.array_equal(capital, small) == case["lower"]
     for name in case.get("prompts", ()):
         assert_equal(jf.embed(ours, TEXTS, prompt=name), theirs.encode(TEXTS, prompt_name=name))
     if "prompts" in case:
