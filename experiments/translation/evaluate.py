@@ -91,7 +91,7 @@ def evaluate(
         scores["exact"] = metrics.exact_match(hypotheses, text.target)
     if lowercased:
         lower = metrics.score_lowercased(hypotheses, text.target, language)
-        scores["lowercased"] = lower._asdict()
+        scores |= {"lowercased": lower._asdict()}
     if config is not None:
         inputs = build.MetricInputs(loaded, text, scores, hypotheses)
         scores |= build.user_metrics(config.training, inputs)

@@ -80,7 +80,7 @@ def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu
         for line in lines
         if line.table == "compiled_growth" and line.metric == "M cycles" and "GPT-2" in line.system
     )
-    assert cycles / config.training.grad_accumulation / 1e6 == pytest.approx(known, rel=0.005)
+    assert cycles / config.training.parts / 1e6 == pytest.approx(known, rel=0.005)
 
 
 def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices, capsys):
