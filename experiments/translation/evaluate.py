@@ -10,7 +10,7 @@ import json
 import sys
 import textwrap
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,7 +31,7 @@ from experiments.translation.corpus import (
     read_files,
     read_known_words,
 )
-from experiments.translation.load_run import load_run, search_of, sources_as_trained, task_of
+from experiments.translation.load_run import load_run, search_of, task_of
 from experiments.translation.presets import Files, TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig
@@ -163,19 +163,22 @@ def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
 def prepare_sources(
     loaded: Loaded, lines: Sequence[str], length: int | None = None
 ) -> tuple[list[str], list[int]]:
-    """`lines` as the run learned from them, and the numbers, from 1, of those made blank.
+    """`lines` as the model can read them, and the numbers, from 1, of those made blank.
 
     What follows `length` tokens of a line is cut off; a line that is too long then is made blank.
     """
-    lines, settings = sources_as_trained(loaded, lines), search_of(loaded)
+    search, options = search_of(loaded)
     if length is not None:
         length = min(length, loaded.model.config.max_len)
-        rows = source_ids(lines, loaded.tokenizer, *settings)
+        whole = source_ids(lines, loaded.tokenizer, search, options)
+        bare = source_ids(lines, loaded.tokenizer, search, replace(options, prefix=""))
         lines = [
-            line if len(row) <= length else loaded.tokenizer.decode(row[: length - 1])
-            for line, row in zip(lines, rows, strict=True)
+            line
+            if len(ids) <= length
+            else loaded.tokenizer.decode(own[: length - 1 - len(ids) + len(own)])
+            for line, ids, own in zip(lines, whole, bare, strict=True)
         ]
-    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, *settings))
+    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, search, options))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 
@@ -375,10 +378,10 @@ def scored_text(config: TranslationConfig, text: Text) -> Text:
 
 def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
-    text = Text(sources_as_trained(loaded, text.source), text.target)
-    tokenizers = loaded.tokenizer, loaded.target_tokenizer
-    for name, lines, tokenizer in zip(names, text, tokenizers, strict=True):
-        long = find_too_long(loaded.model, lines, tokenizer, *search_of(loaded))
+    search, options = search_of(loaded)
+    sides = (loaded.tokenizer, options), (loaded.target_tokenizer, replace(options, prefix=""))
+    for name, lines, (tokenizer, settings) in zip(names, text, sides, strict=True):
+        long = find_too_long(loaded.model, lines, tokenizer, search, settings)
         if long:
             limit = loaded.model.config.max_len
             raise DataError(

@@ -23,7 +23,7 @@ from experiments.harness.training.training_config import text_cache
 from experiments.translation import evaluate as evaluation
 from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import search_of, sources_as_trained
+from experiments.translation.load_run import search_of
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -121,6 +121,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     search, translation = search_of(loaded)
     search = replace(search, beam_size=config.task.beam_size or search.beam_size)
     sizes = initialization.with_sizes(config.model, model.config)
+    translation = replace(translation, prefix=config.task.prefix)
     return replace(config, model=sizes, search=search, translation=translation)
 
 
@@ -160,8 +161,7 @@ def encode(loaded: Loaded, text: Text) -> PairBatch:
     if search.forced_bos is not None:
         first = [search.forced_bos]
     longest = min(task.source_len, limit), min(task.target_len, limit)
-    lines = sources_as_trained(loaded, text.source)
-    sources = source_ids(lines, loaded.tokenizer, search, settings)
+    sources = source_ids(text.source, loaded.tokenizer, search, settings)
     sources = [_cut(ids, longest[0]) for ids in sources]
     targets = [
         [settings.bos, *_cut([*first, *ids, search.eos[0]], longest[1])]

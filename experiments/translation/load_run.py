@@ -1,6 +1,5 @@
 """A run, or a translation model of transformers, with its search for translations."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,16 +47,6 @@ def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
     """The search for translations that the `settings` of a model say."""
     search, options = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
     return search, options
-
-
-def sources_as_trained(loaded: Loaded, lines: Sequence[str]) -> list[str]:
-    """`lines` as the run learned from them: in lower case, after its prefix; blank ones stay so."""
-    config = loaded.config
-    if config is not None and config.data.lowercase:
-        lines = [line.lower() for line in lines]
-    task = task_of(config)
-    prefix = task.prefix if task else ""
-    return [prefix + line if line.strip() else line for line in lines]
 
 
 def task_of(config: Any) -> Any:

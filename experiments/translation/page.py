@@ -9,7 +9,7 @@ from experiments.harness.results.attention_views import AttentionView, label, re
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.run_options import RunOptions
 from experiments.translation.evaluate import prepare_sources, read_samples
-from experiments.translation.load_run import load_run, search_of, sources_as_trained
+from experiments.translation.load_run import load_run, search_of
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources, translate
 from jaxformer.pretrained import Loaded, is_pretrained
@@ -25,7 +25,6 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
     """
     loaded = load_run(folder, options=options)
     samples = read_samples(folder)
-    texts = sources_as_trained(loaded, texts)
     if not texts:
         texts, _ = prepare_sources(loaded, samples.get("source", [])[:_SENTENCES])
     if not texts and is_pretrained(folder):

@@ -161,6 +161,8 @@ class TranslationOptions(Checked):
     """The language of the sources, as the folder's tokenizer names it; None: the folder's."""
     target_language: str | None = None
     """The language of the translations; None: that which the folder's settings begin them with."""
+    prefix: str = ""
+    """Written before each source, such as the "summarize: " of T5, as the model was trained."""
 
 
 @dataclass(frozen=True, kw_only=True)

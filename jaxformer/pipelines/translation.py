@@ -126,11 +126,12 @@ def find_too_long(
 def source_ids(
     lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
 ) -> list[list[int]]:
-    """The ids of each line as the folder's own tokenizer gives them, or else those of the line and
-    EOS; none for a blank one. Raises as `check_special_ids` does."""
+    """The ids of each line, after the `prefix`, as the folder's own tokenizer gives them, or else
+    those of the line and EOS; none for a blank one. Raises as `check_special_ids` does."""
     check_special_ids(tokenizer, search, options)
     lines = check_texts(lines)
-    rows = tokenizer.encode_inputs(lines, Template(last=search.eos[:1]), options.source_language)
+    texts = [options.prefix + line for line in lines]
+    rows = tokenizer.encode_inputs(texts, Template(last=search.eos[:1]), options.source_language)
     return [ids if line.strip() else [] for ids, line in zip(rows, lines, strict=True)]
 
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments import runs
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.build import MetricInputs
@@ -24,7 +25,6 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import translate as translate_texts
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.parameters import flatten
@@ -106,8 +106,10 @@ def config(folder, tmp_path_factory) -> FinetuneConfig:
 
 def scored(config: FinetuneConfig, folder: Path, text: Text) -> evaluate.Result:
     """What the fine-tuning `config` says of the model in `folder`."""
-    loaded = replace(load_run(folder), config=config)
-    return evaluate.evaluate(loaded, text, search_of(loaded)[0])
+    loaded = load_run(folder)
+    search, options = search_of(loaded)
+    settings = search, replace(options, prefix=config.task.prefix)
+    return evaluate.evaluate(replace(loaded, config=config, settings=settings), text, search)
 
 
 def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):
@@ -147,7 +149,10 @@ def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_p
     evaluated = json.loads(call(evaluate, {"--run": whole}).out.splitlines()[-1])
     recorded = {key: x for key, x in read_result(whole).scores.items() if key != "text"}
     assert {key: evaluated[key] for key in recorded} == recorded
-    best = translate_texts(load_run(whole), "short: sun moon", details=True)[0]
+    best = jf.translate(jf.load(whole), "sun moon", details=True)[0]
+    written = jf.translate(jf.load(whole), "short: sun moon", prefix="", details=True)[0]
+    unlearned = jf.translate(jf.load(whole), "sun moon", prefix="", details=True)[0]
+    assert best.log_probs == written.log_probs != unlearned.log_probs
     row = call(translate, {"--run": whole, "--scores": True}, b"sun moon\n").out.split("\t")
     assert row[2:] == [best.text, " ".join(f"{x:.4f}" for x in best.log_probs) + "\n"]
     pairs = {"--source": tmp_path / "x", "--target": tmp_path / "y"}
@@ -208,13 +213,17 @@ def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path
 def test_sources_are_scored_after_the_prefix_and_cut_as_in_training(folder, config, monkeypatch):
     read = []
 
-    def read_lines(loaded, lines, *args, **kwargs):
-        read.extend(lines)
-        return translate_texts(loaded, lines, *args, **kwargs)
+    def read_ids(model, ids, *args, **kwargs):
+        read.extend(ids)
+        return translation_ids(model, ids, *args, **kwargs)
 
-    monkeypatch.setattr(evaluate, "translate", read_lines)
+    translation_ids = jf.pipelines.translation._translate
+    monkeypatch.setattr(jf.pipelines.translation, "_translate", read_ids)
     text = Text(["sun moon", "sun moon star rain snow sun", " "], ["sun"] * 3)
     scored(config, folder, text)
-    assert read == ["short: sun moon", "short : sun moon star rain", " "]
-    found = encode(replace(load_run(folder), config=config), text)
-    assert found.source.tolist() == [[8, 9, 3, 4, EOS, PAD, PAD], [8, 9, 3, 4, 5, 6, EOS]]
+    assert read == [[8, 9, 3, 4, EOS], [8, 9, 3, 4, 5, 6, EOS], []]
+    loaded = load_run(folder)
+    search, options = search_of(loaded)
+    settings = search, replace(options, prefix=config.task.prefix)
+    found = encode(replace(loaded, config=config, settings=settings), text)
+    assert found.source.tolist() == [[*read[0], PAD, PAD], read[1]]

@@ -92,7 +92,9 @@ def test_a_table_of_samples_is_read_as_it_was_written_but_for_tabs_and_line_feed
 
 def test_a_finished_run_names_its_words_its_files_and_commands_with_real_arguments(tmp_path):
     folder = tmp_path / "my runs"
-    (folder / "data").mkdir(parents=True)
+    for path in (folder / "data", folder / "samples"):
+        path.mkdir(parents=True)
+    (folder / "samples" / "test.tsv").write_text("source\n")
     words = [first + second + "ing" for first in "abcdefg" for second in "klmnopq"]
     write_known_words(folder / "data", words)
     scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
@@ -109,6 +111,7 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
         assert praise in said and ("has learned" in said) == (bleu >= 30)
     assert "test: 1,234 sentences, 50.0% ± 50.0% exactly right" in " ".join(told.split())
     assert "Its training text has 49 words" in " ".join(told.split()) and "samples/test.tsv" in told
+    assert "scores.json" not in told, "a file that is not there is not named"
     assert "nonsense" not in told, "a model of a large text translates new sentences"
     commands = [shlex.split(line) for line in told.splitlines() if line.startswith("  python")]
     assert [command[3:] for command in commands] == [["--run", str(folder)], ["page", str(folder)]]
