@@ -19,6 +19,7 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, run_files, run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.statistics import described_score
 from experiments.harness.training import build
 from experiments.harness.training.parts import with_found_parts
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
@@ -179,7 +180,7 @@ def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
         with display.phase(f"validating the weights of step {names}"):
             scores = task.evaluate(params, 0).scores
         value = scores[score]
-        display.say(f"  {score.replace('_', ' ')} {value:.4f}")
+        display.say(f"  validation {described_score(score, value)}")
         # BLEU is 0 where the loss is NaN.
         if not (math.isfinite(value) and math.isfinite(scores.get("validation_loss", 0.0))):
             diverged.append(names)
