@@ -75,7 +75,16 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
     ("part", "fields", "words"),
     [
         (NormOptions, {"kind": "batch"}, ["kind='batch'", "layer, rms"]),
-        (NormOptions, {"placement": "middle"}, ["placement='middle'", "pre, post, sandwich"]),
+        (
+            AttentionOptions,
+            {"norm_over_heads": True},
+            ["query_key_norm=False: give query_key_norm"],
+        ),
+        (
+            NormOptions,
+            {"placement": "middle"},
+            ["placement='middle'", "pre, post, output, sandwich"],
+        ),
         (NormOptions, {"eps": None}, ["eps=None is a NoneType", "give a number"]),
         (NormOptions, {"eps": -1.0}, ["eps=-1.0, but it must be at least 0"]),
         (NormOptions, {"eps": math.nan}, ["eps=nan, but it must be finite"]),

@@ -8,7 +8,7 @@ from jaxformer.errors import ConfigError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 TiedEmbeddings = Literal["none", "output", "inputs", "all"]
-NormPlacement = Literal["pre", "post", "sandwich", "parallel"]
+NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel"]
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,8 @@ class AttentionOptions(Checked):
     """Attention logits x become c tanh(x / c) with this c (Gemma 2: 50); None: they stay."""
     query_key_norm: bool = False
     """A norm over each head's queries and keys, before positions."""
+    norm_over_heads: bool = False
+    """The norm of queries and keys is one over the numbers of all heads (OLMo 2)."""
     qkv_bias: bool | None = None
     """Projections to queries, keys and values have biases; None: as all other dense layers."""
     dropout_rate: Fraction = 0.0
@@ -43,6 +45,11 @@ class AttentionOptions(Checked):
             raise ConfigError(
                 f"full_every={self.full_every} chooses layers without the window, but window=None: "
                 "give a window"
+            )
+        if self.norm_over_heads and not self.query_key_norm:
+            raise ConfigError(
+                "norm_over_heads=True says how queries and keys are normalised, but "
+                "query_key_norm=False: give query_key_norm=True"
             )
 
 
@@ -71,9 +78,10 @@ class NormOptions(Checked):
     kind: Literal["layer", "rms"] = "layer"
     """LayerNorm or RMSNorm."""
     placement: NormPlacement = "post"
-    """The norm is before each sub-layer ("pre"), after the residual sum ("post"), or before and
-    after each sub-layer ("sandwich"). With "parallel" it is before each sub-layer, and the
-    feed-forward network reads what self-attention reads, not its result (GPT-NeoX)."""
+    """The norm is before each sub-layer ("pre"), after the residual sum ("post"), of each
+    sub-layer's output, before the sum ("output", OLMo 2), or before and after each sub-layer
+    ("sandwich"). With "parallel" it is before each sub-layer, and the feed-forward network reads
+    what self-attention reads, not its result (GPT-NeoX)."""
     eps: NonNegative = 1e-6
     """Added to the variance."""
 

@@ -59,6 +59,8 @@ class MultiHeadAttention(nn.Module):
     """Attention logits x become c tanh(x / c) with this c; None: they stay."""
     query_key_norm: bool = False
     """A norm over each head's queries and keys, before positions."""
+    norm_over_heads: bool = False
+    """That norm is one over the numbers of all heads."""
     dropout_rate: float = 0.0
     """Dropout on the attention weights."""
     qkv_bias: bool | None = None
@@ -144,7 +146,9 @@ class MultiHeadAttention(nn.Module):
         features = count, size or x.shape[-1] // self.num_heads
         out = Dense(features, 1, has_bias, **options, name=name)(x)
         if self.query_key_norm and name != "value":
-            out = (self.query_norm if name == "query" else self.key_norm)(out)
+            norm = self.query_norm if name == "query" else self.key_norm
+            rows = out.reshape(*out.shape[:-2], -1) if self.norm_over_heads else out
+            out = norm(rows).reshape(out.shape)
         return out if rotation is None else rotate(out, rotation)
 
     def attend(

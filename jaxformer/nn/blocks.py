@@ -150,7 +150,8 @@ class Block(nn.Module):
 
     def sublayer_input(self, part: str, x: jax.Array) -> jax.Array:
         """The input of the sub-layer `part`."""
-        x = x if self.norm_options.placement == "post" else getattr(self, f"{part}_norm")(x)
+        is_raw = self.norm_options.placement in ("post", "output")
+        x = x if is_raw else getattr(self, f"{part}_norm")(x)
         return x if jax.sharding.get_abstract_mesh().empty else gather_positions(x)
 
     def add_residual(
@@ -161,6 +162,8 @@ class Block(nn.Module):
             y = divide_positions(y)
         if self.norm_options.placement == "sandwich":
             y = getattr(self, f"{part}_post_norm")(y)
+        if self.norm_options.placement == "output":
+            y = getattr(self, f"{part}_norm")(y)
         if self.dropout_rate:
             y = getattr(self, f"{part}_dropout")(y, dropout_rng)
         x = x + y

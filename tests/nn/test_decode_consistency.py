@@ -50,7 +50,7 @@ CHOICES = {
     "embeddings.tied": ["none", "output", "inputs", "all"],
     "output.bias": [False, True],
     "norm.kind": ["layer", "rms"],
-    "norm.placement": ["pre", "post", "sandwich", "parallel"],
+    "norm.placement": ["pre", "post", "output", "sandwich", "parallel"],
     "feed_forward.gated": [False, True],
     "use_bias": [True, False],
     "sizes": [{}, {"head_dim": 10, "value_head_dim": 7}],
@@ -62,7 +62,11 @@ CHOICES = {
         {"attention.window": 3, "attention.full_every": 2, "num_decoder_layers": 2},
     ],
     "scan_layers": [False, True],
-    "attention.query_key_norm": [False, True],
+    "query_key_norm": [
+        {},
+        {"attention.query_key_norm": True},
+        {"attention.query_key_norm": True, "attention.norm_over_heads": True},
+    ],
     "attention.softcap": [None, 1.5],
     "attention.qkv_bias": [None, True, False],
 }
@@ -102,6 +106,7 @@ def named(row: tuple[int, ...]) -> dict[str, Any]:
 def model_of(row: tuple[int, ...]) -> Any:
     fields = named(row)
     family, sizes = fields.pop("family"), fields.pop("sizes") | fields.pop("window")
+    sizes |= fields.pop("query_key_norm")
     if fields["embeddings.tied"] in ("none", "output"):
         sizes = sizes | {"source_vocab_size": 19}
     return family(with_fields(BASE, {"embeddings.tied": "none"} | sizes | fields))
@@ -113,7 +118,7 @@ def test_every_pair_of_choices_is_tried_together():
     for (i, a), (j, b) in itertools.combinations(enumerate(CHOICES.values()), 2):
         for pair in itertools.product(range(len(a)), range(len(b))):
             assert (i, pair[0], j, pair[1]) in tried
-    assert len(ROWS) <= 31
+    assert len(ROWS) <= 36
 
 
 def joined(start: Any, steps: Any, parents: np.ndarray) -> np.ndarray:

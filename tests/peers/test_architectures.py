@@ -104,6 +104,9 @@ CASES = [
     ("Qwen2ForCausalLM", {**GROUPED, **TIED, **ROPE}),
     ("Qwen2ForSequenceClassification", {"num_labels": 3}),
     ("Qwen3ForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **EPS, **TIED}),
+    ("Olmo2ForCausalLM", {**GROUPED, **BIASED, **EPS, **TIED}),
+    ("Olmo2Model", {**LLAMA3}),
+    ("Olmo2ForSequenceClassification", {"num_labels": 3, **GROUPED}),
     ("GemmaForCausalLM", WIDE),
     ("GemmaModel", {"head_dim": 4, **GROUPED, **BIASED, **RELU, **EPS}),
     (
@@ -142,7 +145,7 @@ CASES = [
 ]
 SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "roberta": BERT}
 SIZES |= {"xlm-roberta": BERT, "opt": OPT, "gpt_neox": NEOX}
-SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2"), LLAMA)
+SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2"), LLAMA)
 
 
 UNLIKE = dict.fromkeys(TRANSLATORS, {"decoder_layers": 2})
@@ -212,7 +215,7 @@ def outputs(found):
 
 def method_of(model):
     bare = ("GPT2Model", "LlamaModel", "MistralModel", "GemmaModel", "Gemma2Model")
-    bare += ("GPTNeoXModel", "OPTModel")
+    bare += ("Olmo2Model", "GPTNeoXModel", "OPTModel")
     return "hidden" if type(model).__name__ in bare else None
 
 

@@ -179,6 +179,17 @@ MODELS = {
     "mistral": ("mistral", decoder(LLAMA, attention__window=3)),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
     "qwen3": ("qwen3", decoder(LLAMA, attention__query_key_norm=True)),
+    "olmo2": (
+        "olmo2",
+        decoder(
+            LLAMA,
+            attention__query_key_norm=True,
+            attention__norm_over_heads=True,
+            norm__placement="output",
+            d_model=12,
+            head_dim=None,
+        ),
+    ),
     "gemma": ("gemma", DecoderOnly(GEMMA)),
     "opt": ("opt", decoder(GPT2, feed_forward__activation="relu")),
     "opt, post-norm": ("opt", decoder(GPT2, norm__placement="post")),

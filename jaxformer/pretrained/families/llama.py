@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, Gemma, Gemma 2.
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, OLMo 2, Gemma, Gemma 2.
 
 All have RMS norms, rotary positions, gated layers and shared key/value heads.
 """
@@ -83,6 +83,10 @@ _NORMS = {
     "pre": {
         "attention_norm": "input_layernorm",
         "feed_forward_norm": "post_attention_layernorm",
+    },
+    "output": {
+        "attention_norm": "post_attention_layernorm",
+        "feed_forward_norm": "post_feedforward_layernorm",
     },
     "sandwich": {
         "attention_norm": "input_layernorm",
@@ -232,6 +236,20 @@ QWEN3 = _family(
     constants={"attention.query_key_norm": True},
 )
 """Yang et al. 2025: norms of queries and keys."""
+OLMO2 = _family(
+    "Olmo2",
+    _biases("attention_bias"),
+    vocab_size=50_304,
+    max_len=2048,
+    sizes=(4096, 11_008, 32, 32, None),
+    activations=_SILU,
+    constants={
+        "norm.placement": "output",
+        "attention.query_key_norm": True,
+        "attention.norm_over_heads": True,
+    },
+)
+"""OLMo Team 2024: norms of each sub-layer's output, and of all heads' queries and keys at once."""
 GEMMA = _family(
     "Gemma",
     _head_dim(256),
