@@ -182,13 +182,13 @@ def result_of(experiment: ModuleType, run: Any) -> TrainResult | None:
     """
     folder = run_folder.folder_of(run.runs, experiment.EXPERIMENT, run.name)
     others = run.init_from, run.continue_from, getattr(run.training, "teacher", "")
-    decided = ("model.", "data.tokenizer") if any(others) else ()  # by the weights of another run
+    decided = ["model.", "data.tokenizer"] if any(others) else []  # by another run's weights
     if hasattr(run, "task"):  # a fine-tuning also writes as its start does
-        decided += ("sampling.", "completion.", "search.", "translation.")
+        decided += ["sampling.", "completion.", "search.", "translation."]
 
     def compared(settings: Mapping[str, str]) -> dict[str, str]:
         shared = shared_settings(settings).items()
-        return {name: text for name, text in shared if not name.startswith(decided)}
+        return {name: text for name, text in shared if not name.startswith(tuple(decided))}
 
     try:
         stored = compared(settings_of(folder))

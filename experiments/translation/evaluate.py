@@ -378,8 +378,8 @@ def scored_text(config: TranslationConfig, text: Text) -> Text:
 
 def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
-    search, options = search_of(loaded)
-    sides = (loaded.tokenizer, options), (loaded.target_tokenizer, replace(options, prefix=""))
+    search, own = search_of(loaded)
+    sides = (loaded.tokenizer, own), (loaded.target_tokenizer, replace(own, prefix=""))
     for name, lines, (tokenizer, settings) in zip(names, text, sides, strict=True):
         long = find_too_long(loaded.model, lines, tokenizer, search, settings)
         if long:
