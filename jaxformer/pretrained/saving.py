@@ -20,7 +20,7 @@ from flax.traverse_util import flatten_dict
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
 from jaxformer.decoding import SamplingConfig, SearchConfig, TranslationOptions
-from jaxformer.distributed.processes import to_numpy
+from jaxformer.distributed.processes import agreed, to_numpy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -88,7 +88,8 @@ def save_pretrained(
     ['config.json', 'model.safetensors']
     """
     path = to_local_path(folder)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    # The first process says it, which may have written the folder when a later one looks.
+    if agreed(path.exists() and (not path.is_dir() or any(path.iterdir()))):
         raise ConfigError(f"{path} is there already: give the name of a new folder")
     spec = spec_of(model)
     _refuse_own_parts(model)
