@@ -170,14 +170,16 @@ def prepare_sources(
     search, options = search_of(loaded)
     if length is not None:
         length = min(length, loaded.model.config.max_len)
-        whole = source_ids(lines, loaded.tokenizer, search, options)
-        bare = source_ids(lines, loaded.tokenizer, search, replace(options, prefix=""))
-        lines = [
-            line
-            if len(ids) <= length
-            else loaded.tokenizer.decode(own[: length - 1 - len(ids) + len(own)])
-            for line, ids, own in zip(lines, whole, bare, strict=True)
-        ]
+
+        def cut(line: str, ids: list[int]) -> str:
+            if len(ids) <= length:
+                return line
+            bare = replace(options, prefix="")
+            (own,) = source_ids([line], loaded.tokenizer, search, bare)
+            return loaded.tokenizer.decode(own[: length - 1 - len(ids) + len(own)])
+
+        rows = source_ids(lines, loaded.tokenizer, search, options)
+        lines = [cut(line, ids) for line, ids in zip(lines, rows, strict=True)]
     long = set(find_too_long(loaded.model, lines, loaded.tokenizer, search, options))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 

@@ -25,6 +25,11 @@ def test_the_fewest_parts_that_fit_divide_the_rows(gigabytes, expected):
     assert sorted(asked) == [32, 40]  # no more programs are compiled
 
 
+@pytest.mark.parametrize(("rows", "expected"), [(7, 1), (0, 3)])
+def test_rows_that_do_not_divide_leave_nothing_to_choose(rows, expected):
+    assert parts.fewest_parts(lambda count: 1e9, 8e9, rows, 3) == expected
+
+
 def test_a_gpu_takes_the_fewest_parts_that_fit_and_the_run_keeps_them(tmp_path, monkeypatch):
     config = language_config(
         tmp_path, name="gpu", training__usual_parts=6, data__batch_size=6, optimizer__total_steps=2

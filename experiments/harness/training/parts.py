@@ -23,8 +23,10 @@ _SHARE = 0.9
 def with_found_parts(config: C, experiment: str) -> C:
     """`config` with the parts that its run in `experiment` has found, once it has a checkpoint."""
     run: Any = config
+    if run.training.grad_accumulation or run.training.usual_parts == 1:
+        return config
     folder = run_folder.folder_of(run.runs, experiment, run.name)
-    if run.training.grad_accumulation or not Checkpoints(folder / "checkpoints").steps():
+    if not Checkpoints(folder / "checkpoints").steps():
         return config
     stored = config_files.read_object(folder / "config.json").get("training", {})
     found = replace(run.training, grad_accumulation=stored.get("grad_accumulation"))
@@ -42,7 +44,7 @@ def with_fewest_parts(run: Any, task: Any, batch: Any) -> Any:
     if training.grad_accumulation or most == 1 or limit is None:
         return run
     memory_of = partial(step_memory, run.config, task.make_step, task.model, batch, devices)
-    rows = len(next(iter(jax.tree.leaves(batch)))) // devices.num_shards
+    rows = len(jax.tree.leaves(batch)[0]) // devices.num_shards
     with display.phase("finding the parts of a batch that fit"):
         parts = agreed(fewest_parts(memory_of, _SHARE * limit, rows, most))
     display.say(f"{parts} parts of {rows // parts} rows on each device")
@@ -74,6 +76,8 @@ def fewest_parts(memory_of: Callable[[int], float], limit: float, rows: int, mos
     asked twice. Where even `most` parts need more, these are the result.
     """
     divisors = [parts for parts in range(1, most + 1) if rows % parts == 0]
+    if rows == 0 or len(divisors) < 2:  # nothing to choose from
+        return divisors[-1]
     *_, fewer, most = divisors
     sizes = rows / fewer, rows / most
     bytes_of_fewer, bytes_of_most = memory_of(fewer), memory_of(most)
