@@ -12,7 +12,6 @@ from jaxformer.errors import DataError
 from tests.experiments.finished_runs import sentences, worse, write_run
 
 PAGES = results.pages(results.ROOT)
-ENSEMBLE = "multi30k_lower, the three seeds as an ensemble"
 PAGE = results.ROOT / "language_modelling" / "README.md"
 
 
@@ -37,7 +36,6 @@ def peers(row, other):
 
 README = {  # the beginning of a row: its table, then system and metric of ours and of the other
     "Multi30k": ("quality", ("multi30k_lower, beam 5", "lowercased.bleu"), None),
-    "three": ("quality", (f"{ENSEMBLE}, beam 5", "lowercased.bleu"), None),
     "Shakespeare": ("shakespeare", ("jaxformer", "loss"), ("PyTorch", "loss")),
     "the same": ("changes", ("and rows of 256, 3 a batch, 798,928", "loss"), None),
     "WikiText-2": ("quality", ("wikitext2, --stride 64", "word_perplexity"), None),
