@@ -12,9 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import report
-from experiments.benchmarks.report import load_torch
-from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
+from experiments.benchmarks.timing import (
+    ALONE,
+    Case,
+    MakeCase,
+    TimingConfig,
+    load_torch,
+    run_tables,
+)
 from experiments.harness import cli
 from experiments.harness.training.utilization import peak_of
 from jaxformer.config import Checked, Count, Natural, import_by_name
@@ -106,7 +111,7 @@ def main(options: AttentionOptions) -> None:
         }
         for shape in options.shapes()
     }
-    report.run_tables(options, tables, (PEER,))
+    run_tables(options, tables, (PEER,))
 
 
 def find_attention(name: str) -> AttentionFn:

@@ -16,9 +16,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import report
-from experiments.benchmarks.report import compiled_texts, load_torch, random_params, text_case
-from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
+from experiments.benchmarks.timing import (
+    ALONE,
+    Case,
+    MakeCase,
+    TimingConfig,
+    compiled_texts,
+    load_torch,
+    random_params,
+    run_tables,
+    text_case,
+)
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.config import (
@@ -107,7 +115,7 @@ def main(options: DecodeOptions) -> None:
     with TemporaryDirectory() as temporary:
         folder = Path(temporary) / "marian"
         write_model(work, folder)
-        report.run_tables(options, {title: cases(work, folder, options.device)}, PEERS)
+        run_tables(options, {title: cases(work, folder, options.device)}, PEERS)
 
 
 def cases(work: DecodeWork, folder: Path, device: str) -> dict[str, MakeCase]:

@@ -14,9 +14,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks import report
-from experiments.benchmarks.report import compiled_texts, load_torch, random_params, text_case
-from experiments.benchmarks.timing import Case, MakeCase, TimingConfig, Timings
+from experiments.benchmarks.timing import (
+    Case,
+    MakeCase,
+    TimingConfig,
+    Timings,
+    compiled_texts,
+    load_torch,
+    random_params,
+    run_tables,
+    text_case,
+)
 from experiments.harness import cli
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer import optional_dependencies
@@ -73,7 +81,7 @@ def main(options: GenerateOptions) -> None:
         f"{work.batch_size} x {work.new_tokens} tokens": cases(work)
         for work in (replace(options.work, batch_size=size) for size in options.batch_sizes)
     }
-    for timings in report.run_tables(options, tables, PEERS).values():
+    for timings in run_tables(options, tables, PEERS).values():
         check_texts(timings)
 
 

@@ -20,9 +20,15 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks import report
-from experiments.benchmarks.report import load_torch, torch_metadata
-from experiments.benchmarks.timing import ALONE, Case, MakeCase, TimingConfig
+from experiments.benchmarks.timing import (
+    ALONE,
+    Case,
+    MakeCase,
+    TimingConfig,
+    load_torch,
+    run_tables,
+    torch_metadata,
+)
 from experiments.harness import cli
 from experiments.harness.training.build import build_model
 from experiments.harness.training.training_config import Remat
@@ -72,8 +78,6 @@ class StepWork(Checked):
     """jaxformer's: reference, blockwise, cudnn, gpu_flash, tpu_flash, or auto."""
     remat: Remat = "none"
     """Activations that jaxformer's backward pass recomputes; blocks saves the most memory."""
-    own_model: str = ""
-    """Your own model as package.module:name in place of jaxformer's; empty: the library's."""
 
     def __post_init__(self):
         self.config()
@@ -101,7 +105,6 @@ class StepWork(Checked):
             grad_accumulation=self.grad_accumulation,
             attention_fn=self.attention_fn,
             remat=self.remat,
-            model=self.own_model,
         )
         data = preset.data if self.translates else replace(preset.data, seq_len=self.seq_len)
         optimizer = replace(preset.optimizer, **vars(self.constant))
@@ -151,7 +154,7 @@ class StepOptions(TimingConfig):
             raise ConfigError(f"nanogpt={self.nanogpt} translates nothing: leave it out")
 
     def cases(self) -> dict[str, MakeCase]:
-        """The function that makes each case; a model of your own has no peers."""
+        """The function that makes each case."""
         work, makes = self.work, dict[str, MakeCase]()
         if self.attention_fns:
             works = {name: replace(work, attention_fn=name) for name in self.attention_fns}
@@ -160,7 +163,7 @@ class StepOptions(TimingConfig):
         if self.nanogpt is not None:
             for name, compiled in zip(NANOGPT, (True, False), strict=True):
                 makes[name] = partial(nanogpt_step, work, self.nanogpt, compiled)
-        return makes if work.own_model else makes | {REFERENCE: partial(torch_step, work)}
+        return makes | {REFERENCE: partial(torch_step, work)}
 
 
 NANOGPT = "nanoGPT, torch.compile", "nanoGPT, eager"
@@ -215,7 +218,7 @@ def main(options: StepOptions) -> None:
     """Measures, prints the table and writes the file."""
     work = options.work
     title = f"a step of {work.batch_size} x {work.seq_len} tokens"
-    report.run_tables(options, {title: options.cases()}, (*NANOGPT, REFERENCE))
+    run_tables(options, {title: options.cases()}, (*NANOGPT, REFERENCE))
     if not (options.nanogpt or options.attention_fns or work.translates):
         print("not measured: nanoGPT: give the folder of a checkout of nanoGPT, --nanogpt FOLDER")
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import jax
 import pytest
 
-from experiments.benchmarks import attention, decode, generate, report, train
+from experiments.benchmarks import attention, decode, generate, timing, train
 from experiments.benchmarks.timing import Timing, Timings
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation.presets import multi30k_tiny
@@ -24,7 +24,7 @@ TIMINGS = Timings(
 
 def test_the_table_has_a_row_for_each_and_a_sentence_for_each_that_is_missing():
     times = "|  | median, ms | least, ms | spread | of the best peer |"
-    assert report.table(TIMINGS).splitlines() == [
+    assert timing.table(TIMINGS).splitlines() == [
         f"{times} tokens a second | temporary, MB |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
         "| jaxformer | 12.5 | 10.0 | 20% | 0.50 | 1,920 | 2.5 |",
@@ -32,13 +32,13 @@ def test_the_table_has_a_row_for_each_and_a_sentence_for_each_that_is_missing():
         "jaxformer: tokens 24, temporary_bytes 2500000",
         "not measured: other: torch is needed here",
     ]
-    timing = Timing(1e-6, 1e-6, 0.0, {"flops": 4_200_000, "peak_flops": 8.4e12})
-    rate = report.table(Timings({"a": timing}, {})).splitlines()[2]
+    one = Timing(1e-6, 1e-6, 0.0, {"flops": 4_200_000, "peak_flops": 8.4e12})
+    rate = timing.table(Timings({"a": one}, {})).splitlines()[2]
     assert rate == "| a | 0.0 | 0.0 | 0% | 4.2 | 50.0% |"
 
 
 def test_the_environment_names_processor_and_versions():
-    where = report.environment()
+    where = timing.environment()
     assert set(where) >= {"date", "cpu", "cores", "load", "python", "jaxlib", "flax", "torch"}
     assert where["jax"] == jax.__version__ and where["cores"] == cpu_count() >= 1 and where["cpu"]
 
@@ -75,10 +75,10 @@ def test_texts_are_words_and_fill_the_model():
 
 
 def test_texts_that_differ_are_an_error():
-    timing = TIMINGS.measured["peer"]
-    texts = {name: timing._replace(metadata={"checksum": "1a"}) for name in ("jaxformer", "peer")}
+    one = TIMINGS.measured["peer"]
+    texts = {name: one._replace(metadata={"checksum": "1a"}) for name in ("jaxformer", "peer")}
     generate.check_texts(Timings(texts, {}))
-    texts["peer"] = timing._replace(metadata={"checksum": "2b"})
+    texts["peer"] = one._replace(metadata={"checksum": "2b"})
     with pytest.raises(RuntimeError, match="texts differ.*'jaxformer': '1a', 'peer': '2b'"):
         generate.check_texts(Timings(texts, {}))
 

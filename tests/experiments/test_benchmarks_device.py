@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.benchmarks import attention, collectives, decode, device, train
+from experiments.benchmarks import attention, decode, device, train
 from experiments.benchmarks.attention import Shape
 from experiments.harness import cli
 from experiments.results import read
@@ -105,7 +105,7 @@ def test_collectives_and_a_step_on_eight_devices_agree_with_one_and_are_timed(tm
     )
     lines = [line.split() for line in done.stdout.splitlines() if "=2  " in line or "step " in line]
     outcomes = {(words[0], words[1]): words[2] for words in lines if words[2] in ("ok", "FAILED")}
-    axes, names = ("data", "fsdp", "tensor"), collectives.COLLECTIVES
+    axes, names = ("data", "fsdp", "tensor"), device.COLLECTIVES
     expected = {(name, f"{axis}=2"): "ok" for axis in axes for name in names}
     assert done.returncode == 0 and outcomes == expected | {("training", "step"): "ok"}, done
     assert numbers(tmp_path) >= {("training step", "ms"), ("training step", "tokens/s")}

@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 
-from experiments.benchmarks import report
 from experiments.benchmarks.timing import (
     Case,
     CaseFailed,
@@ -74,7 +73,7 @@ def test_cases_are_measured_in_turn_each_in_its_process_and_failures_are_told(tm
 def test_a_case_that_takes_too_long_is_given_up_and_the_table_says_so(tmp_path, capsys):
     makes = {"quick": partial(noting, tmp_path / "runs.txt", "quick"), "hanging": hanging}
     timing = TimingConfig(rounds=1, case_seconds=40.0, interleaved=False, runs=str(tmp_path))
-    found = report.run_tables(timing, {"a table": makes})
+    found = timing.run_tables(timing, {"a table": makes})
     assert found["a table"].missing == {"hanging": "took longer than case_seconds=40"}
     assert "not measured: hanging: took longer" in capsys.readouterr().out
     assert "took longer" in (tmp_path / "benchmarks" / "benchmark.json").read_text()
