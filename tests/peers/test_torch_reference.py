@@ -15,7 +15,7 @@ from experiments.harness.results.comparing import compare as compare_runs
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.torch_reference import compare, train_gpt, train_translation, weights
+from experiments.torch_reference import compare, train, weights
 from experiments.translation import load_run as translation_run
 from experiments.translation import train as translation_train
 from jaxformer.config import (
@@ -294,17 +294,17 @@ def test_the_comparison_prints_and_keeps_that_the_two_are_one(reversed_words, tm
 
 @pytest.mark.parametrize("experiment", ["language_modelling", "translation"])
 def test_a_run_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(experiment, request):
-    theirs, ours, load_run, kind, config, metric = {
+    ours, load_run, kind, config, metric = {
         "language_modelling": (
-            *(train_gpt, language_train, language_run.load_run, DecoderOnly, "characters", "loss"),
+            *(language_train, language_run.load_run, DecoderOnly, "characters", "loss"),
         ),
         "translation": (
-            *(train_translation, translation_train, translation_run.load_run, EncoderDecoder),
+            *(translation_train, translation_run.load_run, EncoderDecoder),
             *("reversed_words", "chrf"),
         ),
     }[experiment]
     config = request.getfixturevalue(config)
-    theirs.main(config)
+    train.main(config)
     ours = ours.train(config).folder
     folder = ours.parents[1] / "torch_reference" / experiment / ours.name
     assert isinstance(load_run(folder).model, kind)
@@ -318,7 +318,7 @@ def test_a_run_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(experimen
         return  # one checkpoint, at its end
     (folder / "checkpoints" / f"{len(losses)}").rename(folder / "gone")
     with pytest.raises(ConfigError, match="has been trained, and a run of PyTorch is not resumed"):
-        theirs.main(config)
+        train.main(config)
 
 
 def test_options_that_only_jaxformer_has_and_a_missing_torch_are_named(
@@ -326,12 +326,12 @@ def test_options_that_only_jaxformer_has_and_a_missing_torch_are_named(
 ):
     own = replace(characters.data, isolate_documents=True)
     with pytest.raises(ConfigError, match="data.isolate_documents=True is not supported by"):
-        train_gpt.main(replace(characters, data=own))
-    r_drop = replace(reversed_words.training, r_drop=1.0)
-    with pytest.raises(ConfigError, match=r"training.r_drop=1.0 is not supported by"):
-        train_translation.main(replace(reversed_words, training=r_drop))
+        train.main(replace(characters, data=own))
+    z_loss = replace(reversed_words.training, z_loss=0.5)
+    with pytest.raises(ConfigError, match=r"training.z_loss=0.5 is not supported by"):
+        train.main(replace(reversed_words, training=z_loss))
     monkeypatch.setitem(sys.modules, "torch", None)
-    commands = {train_gpt: characters, train_translation: reversed_words}
-    for command, config in (commands | {compare: compare.presets()["grammar"]}).items():
+    commands = (train, characters), (train, reversed_words), (compare, compare.presets()["grammar"])
+    for command, config in commands:
         with pytest.raises(MissingExtra, match="torch is needed but not installed"):
             command.main(config)

@@ -1,4 +1,8 @@
-"""Runs that PyTorch trains: jaxformer's training with another step, whose weights are converted."""
+"""Trains in PyTorch: `python -m experiments.torch_reference.train --preset NAME`.
+
+The trainings of `experiments.language_modelling` and `experiments.translation` with another step,
+whose weights are converted, so that all else of a run is the same code.
+"""
 
 import itertools
 from collections.abc import Callable
@@ -11,13 +15,24 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from experiments.harness import cli
+from experiments.language_modelling import train as language_modelling
+from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
+from experiments.language_modelling.presets import LanguageConfig
+from experiments.translation import train as translation
+from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
+from experiments.translation.presets import TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.config import name_of
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.training.train_step import TrainState, init_train_state
 
-_REFUSED = ("loss", "r_drop", "z_loss", "ema_decay", "teacher")
+PRESETS: dict[str, LanguageConfig | TranslationConfig] = {
+    **{name: LANGUAGE_PRESETS[name] for name in ("shakespeare_char_cpu", "shakespeare_char")},
+    **{name: TRANSLATION_PRESETS[name] for name in ("multi30k_tiny", "multi30k_base")},
+}
+_REFUSED = ("loss", "z_loss", "ema_decay")
 
 
 class TorchEncoderDecoder(EncoderDecoder):
@@ -26,6 +41,34 @@ class TorchEncoderDecoder(EncoderDecoder):
 
 class TorchDecoderOnly(DecoderOnly):
     """`DecoderOnly`, by a name that tells the runs of PyTorch from others in a comparison."""
+
+
+def main(config: LanguageConfig | TranslationConfig) -> None:
+    """Prepares the text, trains, and scores the result as a run of jaxformer is."""
+    if isinstance(config, TranslationConfig):
+        config = torch_config(config, TorchEncoderDecoder)
+        translation.train(config, make_step=make_torch_step(_transformer))
+        return
+    if config.objective != "causal" or config.data.isolate_documents:
+        raise ConfigError(
+            f"objective={config.objective!r} with data.isolate_documents="
+            f"{config.data.isolate_documents} is not supported by the PyTorch reference: "
+            "give objective='causal' and data.isolate_documents=False"
+        )
+    config = torch_config(config, TorchDecoderOnly)
+    language_modelling.train(config, make_step=make_torch_step(_gpt))
+
+
+def _transformer(config: TranslationConfig) -> Any:
+    from experiments.torch_reference.transformer import Transformer
+
+    return Transformer(config.model, config.training.label_smoothing)
+
+
+def _gpt(config: LanguageConfig) -> Any:
+    from experiments.torch_reference.gpt import GPT
+
+    return GPT(config.model)
 
 
 def torch_config(config: Any, model: type[EncoderDecoder | DecoderOnly]) -> Any:
@@ -81,3 +124,7 @@ def make_torch_step(make_module: Callable[[Any], Any]) -> Callable[..., tuple[An
         return init, step
 
     return make_step
+
+
+if __name__ == "__main__":
+    cli.start(main, PRESETS, __doc__)
