@@ -36,7 +36,7 @@ _MARKED = re.compile(r"(<!-- results: (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTAL
 _VERSIONS = ("python", "jax", "jaxlib", "flax", "optax", "numpy")
 _LAST_COMMIT = "947ba07"
 """The last commit with the commands of lines that name no commit."""
-_REMOVED_OPTIONS = ("--programs decode", "finetune --run", "finetune --preset")
+_REMOVED_OPTIONS = ("--programs decode", "finetune --run", "finetune --preset", "--training.r_drop")
 
 
 @dataclass(frozen=True)
@@ -214,9 +214,9 @@ def _by_system(results: Sequence[Result]) -> Table:
 def _shown_system(result: Result) -> str:
     """The system, with the commit that has its command where this one does not."""
     command = result.command or ""
-    module = next((word for word in command.split() if word.startswith("experiments.")), "")
+    modules = [word for word in command.split() if word.startswith("experiments.")]
     gone = any(option in command for option in _REMOVED_OPTIONS)
-    if not gone and (not module or _exists(module)):
+    if not gone and all(_exists(module.partition(":")[0]) for module in modules):
         return result.system
     return f"{result.system} (with {(result.commit or _LAST_COMMIT)[:7]})"
 

@@ -181,8 +181,8 @@ def result_of(experiment: ModuleType, run: Any) -> TrainResult | None:
     A cell that was scored with another beam size or test text is not: `train` scores it again.
     """
     folder = run_folder.folder_of(run.runs, experiment.EXPERIMENT, run.name)
-    others = run.init_from, run.continue_from, getattr(run.training, "teacher", "")
-    decided = ["model.", "data.tokenizer"] if any(others) else []  # by another run's weights
+    parent = run.init_from or run.continue_from
+    decided = ["model.", "data.tokenizer"] if parent else []  # by another run's weights
     if hasattr(run, "task"):  # a fine-tuning also writes as its start does
         decided += ["sampling.", "completion.", "search.", "translation."]
 

@@ -14,7 +14,6 @@ from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import train
 from experiments.translation.prepare import with_parent
 from experiments.translation.presets import TranslationConfig
-from experiments.translation.teacher import with_logits
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines import max_target_length, translate_ids
 from jaxformer.pipelines.batching import padded_length
@@ -31,13 +30,9 @@ def longest(config: TranslationConfig) -> Bucket:
     return Bucket(length, length, rows)
 
 
-def batch_of(config: TranslationConfig) -> Any:
-    """Returns zeros in the shape of `longest`, with the logits of a teacher if there is one."""
-    source, target, rows = longest(config)
-    batch = _pairs(source, target, rows)
-    if not config.training.teacher:
-        return batch
-    return with_logits(batch, np.zeros((rows, target, config.model.vocab_size), np.float32))
+def batch_of(config: TranslationConfig) -> PairBatch:
+    """Returns zeros in the shape of `longest`."""
+    return _pairs(*longest(config))
 
 
 def others(

@@ -70,29 +70,13 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
 
 
 def with_parent(config: TranslationConfig) -> TranslationConfig:
-    """`config` with the sizes of the run that it starts from, and the teacher's vocabularies.
-
-    Raises `ConfigError` where it names what is not a run.
-    """
+    """`config` with the sizes of the run it starts from; `ConfigError` where that is no run."""
     config = initialization.with_parent(config, "translation")
     folder = run_folder.folder_of(config.runs, "translation", config.name)
     known = initialization.parent_of(config) or initialization.is_begun(folder)
     if config.init_from and not known:
         initialization.refuse_parent("init_from", config.init_from)
-    if not config.training.teacher:
-        return config
-    teacher = initialization.find_run(config.training.teacher)
-    if teacher is None:
-        initialization.refuse_parent("teacher", config.training.teacher)
-    teacher_model = run_folder.load_config(teacher.folder, TranslationConfig).model
-    model = replace(config.model, source_vocab_size=teacher_model.source_vocab_size)
-    return replace(config, model=model)
-
-
-def tokenizer_run(config: TranslationConfig) -> Path | None:
-    """The run whose tokenizers the run takes over: its parent, else its teacher; None: none."""
-    run = initialization.parent_of(config) or initialization.find_run(config.training.teacher)
-    return None if run is None else run.folder
+    return config
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -145,10 +129,10 @@ def _wanted(config: TranslationConfig, folder: Path) -> list:
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
     wanted += ["lowercase"] if data.lowercase else []
-    run = tokenizer_run(config)
-    if run is None and not initialization.is_begun(folder):
+    parent = initialization.parent_of(config)
+    if parent is None and not initialization.is_begun(folder):
         return wanted
-    return [*wanted, _digests(run or folder)]
+    return [*wanted, _digests(parent.folder if parent else folder)]
 
 
 def _prepare(
@@ -180,10 +164,10 @@ def _prepare(
 
 
 def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
-    """Writes the tokenizers of `tokenizer_run`, or trains them."""
-    run = tokenizer_run(config)
-    if run is not None:
-        for path in run.glob("tokenizer/*.json"):
+    """Writes the tokenizers of the run that `config` starts from, or trains them."""
+    parent = initialization.parent_of(config)
+    if parent is not None:
+        for path in parent.folder.glob("tokenizer/*.json"):
             shutil.copyfile(run_files.local_copy(path), folder / path.name)
         return
     text, model, train = read(), config.model, partial(_train, config.data)

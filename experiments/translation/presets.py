@@ -1,7 +1,7 @@
 """The configuration of a translation experiment, and the named ones."""
 
 from dataclasses import dataclass, replace
-from typing import Annotated, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from experiments.harness.training import training_config
 from experiments.harness.training.training_config import OptimizerConfig, RunConfig
@@ -13,7 +13,6 @@ from jaxformer.config import (
     Fraction,
     NormOptions,
     OutputOptions,
-    Range,
     Rotary,
     Sinusoidal,
     TransformerConfig,
@@ -87,19 +86,6 @@ class TrainingConfig(training_config.TrainingConfig):
     """Share of each label's probability that is spread over the vocabulary."""
     eval_beam_size: Count = 1
     """Beam size of the evaluations during training; 1 is greedy."""
-    teacher: str = ""
-    """Run whose probabilities the model also learns, as RUN, RUN@STEP or RUN@best; the run takes
-    over its tokenizers. Empty: none."""
-    distillation_weight: Annotated[float, Range(0, 1, "(]")] = 0.5
-    """Weight of the teacher in the loss, 0 to 1; the labels have the rest. Without teacher: 0."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.teacher and self.loss:
-            raise ConfigError(
-                f"teacher={self.teacher!r} is learned by the experiment's own loss, but loss="
-                f"{self.loss!r} was given: leave one of them out"
-            )
 
 
 @dataclass(frozen=True)

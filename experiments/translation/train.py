@@ -16,7 +16,6 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import evaluate as evaluation
-from experiments.translation import teacher
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.distributed import Strategy
@@ -25,6 +24,7 @@ from jaxformer.pretrained import Loaded
 from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
+from jaxformer.training.losses import seq2seq_loss
 
 EXPERIMENT = "translation"
 SCORES = ("validation_bleu", "validation_chrf", "validation_exact", "validation_loss")
@@ -41,7 +41,7 @@ def make_init_and_step(
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     options = config.training
-    loss = training.build_loss(options, teacher.loss_of(options))(
+    loss = training.build_loss(options, seq2seq_loss)(
         model, pad=PAD, label_smoothing=options.label_smoothing, loss_chunk=options.loss_chunk
     )
     inputs = batch.source, batch.target[:, :-1]
@@ -79,7 +79,6 @@ def train(
             origin={"tokenizer": tokenizers.digest(run.folder / "tokenizer")},
         )
         run, state, step = training.start(run, task)
-        step = teacher.with_teacher(step, run.config, data, run.devices, run.folder)
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task, "validation_bleu")
         score(run, replace(loaded, params=params), data)

@@ -5,13 +5,13 @@ once. Sums and gradients are the same. Chunks need a model with two methods: `hi
 arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
 `z_loss` times log(Z)^2 is added for each token (see `cross_entropy`). A loss of tokens is a value,
-`TokenLoss`: another loss may replace its parts, as R-Drop and distillation do in the experiments.
+`TokenLoss`: another loss may replace its parts, such as its `terms`.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -208,9 +208,6 @@ class TokenLoss:
     terms: Callable[..., Sums]
     """terms(logits [..., V], labels, loss_mask, *further leaves), such as `cross_entropy`."""
     loss_chunk: int = 0
-    passes: Literal[1, 2] = 1
-    """2: with dropout, each example is computed twice, with two dropout masks. The logits that
-    `terms` gets then have an axis of both before the last one: [..., 2, V]."""
 
     def __post_init__(self) -> None:
         if self.loss_chunk and not hasattr(self.model, "hidden"):
@@ -223,15 +220,9 @@ class TokenLoss:
     def __call__(self, params: Any, batch: Any, rng: jax.Array | None) -> Sums:
         """The sums of `batch`."""
         inputs, *leaves = self.inputs_and_labels(batch)
-        ids, is_twice = batch.example_ids, self.passes == 2 and rng is not None
-        if is_twice:  # each row twice, with ids of other dropout masks
-            ids = jnp.stack([ids, ~ids], axis=1).reshape(-1)
-            inputs = jax.tree.map(lambda leaf: jnp.repeat(leaf, 2, axis=0), tuple(inputs))
         method = "hidden" if self.loss_chunk else "__call__"
-        output = _apply(self.model, params, rng, ids, *inputs, method=method)
+        output = _apply(self.model, params, rng, batch.example_ids, *inputs, method=method)
         output = getattr(output, "logits", output)  # a masked language model has further outputs
-        if is_twice:
-            output = jnp.stack([output[::2], output[1::2]], axis=-2)
         return _sums(self.terms, self.model, params, output, leaves, self.loss_chunk)
 
 

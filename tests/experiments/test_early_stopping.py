@@ -56,7 +56,7 @@ def test_a_score_of_ones_own_loss_that_is_not_there_is_refused_at_the_evaluation
         ("validation_bleu", 31.415, "BLEU 31.41"),
         ("validation_exact", 0.9824, "exact 98.2%"),
         ("bits_per_byte", 1.44719, "bits per byte 1.4472"),
-        ("validation_teacher_loss", 2.5, "teacher loss 2.5000"),
+        ("validation_custom_loss", 2.5, "custom loss 2.5000"),
     ],
 )
 def test_the_screen_says_a_score_with_its_name_and_as_many_digits_as_matter(name, value, said):

@@ -137,6 +137,11 @@ def test_a_line_whose_command_is_gone_names_the_commit_that_has_it():
         "python -m experiments.results": "toy",
         "python -m experiments.repeat quality": "toy (with ab12cde)",
         "python -m experiments.plan translation --programs decode": "toy (with ab12cde)",
+        "python -m experiments.translation.train --training.r_drop 3.0": "toy (with ab12cde)",
+        "python -m experiments.sweep --training.model experiments.examples.lstm:A": (
+            "toy (with ab12cde)"
+        ),
+        "python -m experiments.sweep --cells experiments.translation.variants:a": "toy",
         "GPT-3, table 2.1": "toy",
     }
     for command, shown in commands.items():

@@ -44,7 +44,7 @@ TRANSLATION = f"""
 """
 METHODS = f"""
     {TRANSLATION} --model.embeddings.dropout_rate 0.1
-    --training.z_loss 0.001 --training.r_drop 1 --training.ema_decay 0.9
+    --training.z_loss 0.001 --training.ema_decay 0.9
     --optimizer.freeze feed_forward/
 """
 

@@ -119,10 +119,6 @@ def test_every_command_that_reads_a_run_refuses_a_strangers_code(
     )
     for option in ("--init_from", "--continue_from", "--config", "--resume"):
         check(call(LANGUAGE, {option: language}), "model.positions")
-    check(
-        call(TRANSLATION, {"--training.teacher": pairs, "--preset": "grammar"}),
-        "model.positions",
-    )
     shutil.copy(language / "config.json", tmp_path / "settings.json")
     check(call(LANGUAGE, {"--config": tmp_path / "settings.json"}), "model.positions")
     for run in (language, pairs):

@@ -87,8 +87,6 @@ def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> 
     printed(export.main, at(export.ExportOptions, out=str(exported)))
     results["exported"] = tensors(exported)
     if layout in ("single", "fsdp=8,tensor=2"):
-        student = changed(config, name="student", training__teacher=str(run))
-        results["student"] = written(train.train(student).folder)
         files = Files(str(folder / "train.source"), str(folder / "train.target"))
         data = replace(config.data, train=files, validation=files, test=files)
         pairs = replace(finetune.PRESETS["translations"], data=data)

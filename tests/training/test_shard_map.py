@@ -12,7 +12,6 @@ from functools import partial
 from itertools import product
 import jax, numpy as np, optax
 import jaxformer as jf
-from experiments.harness.training.r_drop import r_drop
 from jax.sharding import Mesh, PartitionSpec as P
 
 mesh = Mesh(np.array(jax.devices()), ("data",))
@@ -30,7 +29,7 @@ def own(params, batch, rng):  # counts what differs on no device
 
 losses = {
     "plain": jf.causal_loss(model), "chunks": jf.causal_loss(model, loss_chunk=5),
-    "r_drop": r_drop(jf.causal_loss(model, z_loss=1e-3), 0.5), "own": own,
+    "z_loss": jf.causal_loss(model, z_loss=1e-3), "own": own,
 }
 for (name, loss), parts in product(losses.items(), (1, 2)):
     make = partial(jf.make_train_step, loss, optimizer, ema_decay=0.9, grad_accumulation=parts)

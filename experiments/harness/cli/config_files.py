@@ -14,6 +14,9 @@ from jaxformer.storage import to_path
 
 T = TypeVar("T")
 
+_REMOVED = {"r_drop": 0.0, "teacher": "", "distillation_weight": 0.5}
+"""Settings of a training that are gone -> the value with which they did nothing."""
+
 
 def split_step(name: str) -> tuple[Path, str]:
     """The folder and what follows the "@" in RUN@STEP; a folder with an "@" is taken whole."""
@@ -65,6 +68,11 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(content):.60}")
+    training = content.get("training")
+    if isinstance(training, dict):
+        absent = (name for name, value in _REMOVED.items() if training.get(name) == value)
+        for name in [*absent]:
+            del training[name]
     return content
 
 

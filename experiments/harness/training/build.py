@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -201,8 +201,7 @@ def result_params(state: TrainState, training: TrainingConfig) -> Any:
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
     """The function that makes the loss of a model: the one that `training` names, or `default`.
 
-    It gets `z_loss` where that is not 0, and its loss is wrapped by `r_drop`. Raises `ConfigError`
-    for a loss that takes no such argument, and as `r_drop`.
+    It gets `z_loss` where that is not 0. Raises `ConfigError` for one that takes no such argument.
     """
     make_loss = import_by_name(training.loss, "loss") if training.loss else default
     options = {"z_loss": training.z_loss} if training.z_loss else {}
@@ -212,16 +211,7 @@ def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callab
             f"z_loss={training.z_loss} was given, but the loss {name} has no argument z_loss: "
             "leave out --training.z_loss, or use another loss"
         )
-
-    def make(*args: Any, **kwargs: Any) -> Loss:
-        loss = make_loss(*args, **kwargs, **options)
-        if not training.r_drop:
-            return loss
-        from experiments.harness.training.r_drop import r_drop  # for these runs alone
-
-        return r_drop(loss, training.r_drop)
-
-    return make
+    return partial(make_loss, **options)
 
 
 def build_trained(

@@ -81,8 +81,6 @@ class TrainingConfig(LoraOptions):
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2 of each token's softmax in the loss (PaLM: 1e-4); 0 disables it."""
-    r_drop: NonNegative = 0.0
-    """Weight of R-Drop's divergence between two passes with dropout (1 to 5); 0: one pass."""
     metrics: tuple[str, ...] = ()
     """Your own metrics of each evaluation, as package.module:name."""
     loggers: tuple[str, ...] = ()
