@@ -239,11 +239,11 @@ def _as_stored(whole: Params, params: Params) -> Params:
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
 def _gather_at_use(part: jax.Array, spec: PartitionSpec, dtype: Any, stages: Stages) -> jax.Array:
-    return _as_stored(_gather(part, spec, dtype=dtype), part)
+    return _gather_at_use_forward(part, spec, dtype, stages)[0]
 
 
 def _gather_at_use_forward(part, spec, dtype, stages):
-    return _gather_at_use(part, spec, dtype, stages), None
+    return _as_stored(_gather(part, spec, dtype=dtype), part), None
 
 
 def _gather_at_use_backward(spec, dtype, stages, _, gradient):

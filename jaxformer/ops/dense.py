@@ -80,13 +80,13 @@ def dense(
     return out.reshape(*lead, *kernel.shape[count:])
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def _convert_before(matrix: Array) -> Array:
     """`matrix`, converted to 16 bits before its products: XLA would do it in each of them."""
     return jax.lax.optimization_barrier(matrix)
 
 
-_convert_before.defvjp(lambda matrix: (_convert_before(matrix), None), lambda _, d_out: (d_out,))
+_convert_before.defjvp(lambda primals, tangents: (_convert_before(*primals), *tangents))
 
 
 def matmul(
@@ -163,11 +163,11 @@ def _flat(x: Array, bias: Array) -> Array:
 
 @jax.custom_vjp
 def _add_low_bias(x: Array, bias: Array) -> Array:
-    return jax.lax.platform_dependent(x, bias, cuda=_add_flat, default=_add)
+    return _add_low_bias_forward(x, bias)[0]
 
 
 def _add_low_bias_forward(x: Array, bias: Array) -> tuple[Array, Array]:
-    return _add_low_bias(x, bias), bias
+    return jax.lax.platform_dependent(x, bias, cuda=_add_flat, default=_add), bias
 
 
 def _add_low_bias_backward(bias: Array, d_out: Array) -> tuple[Array, Array]:

@@ -122,6 +122,10 @@ def _divides(length: int) -> bool:
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def _place(x: Array, axes: tuple[Any, ...], of_gradient: tuple[Any, ...]) -> Array:
     """`x` with its dimensions from 1 on divided by `axes`, and the gradient by `of_gradient`."""
+    return _constrain(x, axes)
+
+
+def _constrain(x: Array, axes: tuple[Any, ...]) -> Array:
     anything = PartitionSpec.UNCONSTRAINED
     entries = []
     for size, names in zip(x.shape[1:], axes, strict=False):
@@ -132,11 +136,11 @@ def _place(x: Array, axes: tuple[Any, ...], of_gradient: tuple[Any, ...]) -> Arr
 
 
 def _place_forward(x, axes, of_gradient):
-    return _place(x, axes, of_gradient), None
+    return _constrain(x, axes), None
 
 
 def _place_backward(axes, of_gradient, _, gradient):
-    return (_place(gradient, of_gradient, axes),)
+    return (_constrain(gradient, of_gradient),)
 
 
 _place.defvjp(_place_forward, _place_backward)

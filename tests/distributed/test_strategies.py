@@ -16,6 +16,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from jax.flatten_util import ravel_pytree
 from jax.sharding import PartitionSpec
 
 from jaxformer.checkpoint import Checkpoints
@@ -444,6 +445,22 @@ def block_all_reduces(cross: bool) -> list[list[int]]:
     return [[each.size for each in collectives(program.compile())] for program in (forward, both)]
 
 
+def hessian_products() -> dict[str, Any]:
+    """The Hessian of a loss of one block times a direction, on one and on two devices."""
+    model, x = OneBlock(False), np.random.default_rng(0).normal(size=(4, 3, 10)).astype(np.float32)
+    params = nn.unbox(model.init(jax.random.key(0), x)["params"])
+    along = jax.tree.map(jnp.cos, params)
+
+    def product(params: Any) -> Any:
+        gradient = jax.grad(lambda params: jnp.sum(model.apply({"params": params}, x) ** 3))
+        return jax.jvp(gradient, (params,), (along,))[1]
+
+    out = {"hessian/one": ravel_pytree(jax.jit(product)(params))[0]}
+    with jax.set_mesh(make_mesh("tensor=2", jax.devices()[:2])):
+        out["hessian/two"] = ravel_pytree(jax.jit(product)(params))[0]
+    return out
+
+
 def compute(path: str) -> None:
     """Runs in the child process: everything the tests look at, into one file."""
     out = {}
@@ -451,6 +468,7 @@ def compute(path: str) -> None:
         out |= train(case, name, 3)
     with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
         out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
+    out |= hessian_products()
     np.savez(path, **out)
 
 
@@ -643,3 +661,8 @@ def test_rows_that_do_not_divide_among_devices_are_refused(computed):
         "tokens has 16 rows, but 4 shards x grad_accumulation=3 " + need.format(12),
         "tokens has 6 rows, but 4 shards x grad_accumulation=1 " + need.format(4),
     ]
+
+
+def test_a_product_with_the_hessian_is_the_same_where_devices_share_a_block(computed):
+    one, two = computed["hessian/one"], computed["hessian/two"]
+    assert np.linalg.norm(two - one) < 1e-5 * np.linalg.norm(one) > 0.1

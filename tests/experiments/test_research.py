@@ -10,10 +10,12 @@ import optax
 import orbax.checkpoint as ocp
 import pytest
 from jax import export
+from jax.flatten_util import ravel_pytree
 
 import jaxformer as jf
 from experiments.examples import research
 from jaxformer.decoding.sampling import Prompts
+from jaxformer.ops.attention import blockwise, reference
 from jaxformer.text.tokenizers import train_characters
 
 KEY = jax.random.key(0)
@@ -246,3 +248,39 @@ def test_a_layer_of_torch_computes_the_same_here_and_goes_back_unchanged():
     assert back.keys() == state.keys()
     for name in state:
         np.testing.assert_array_equal(back[name], state[name])
+
+
+@pytest.mark.parametrize(
+    ("options", "forward", "hessian"),
+    [
+        ({}, True, True),
+        ({"attention_fn": blockwise}, False, True),
+        ({"loss_chunk": 5}, False, True),
+        ({"dtype": "bfloat16"}, False, True),
+    ],
+)
+def test_forward_mode_works_where_the_guide_says_so(gpt, options, forward, hessian):
+    options = dict(options)
+    loss_chunk = options.pop("loss_chunk", 0)
+    attention_fn = options.pop("attention_fn", reference)
+    _, params = gpt
+    batch = jf.StreamBatch.create(TOKENS, vocab_size=23)
+
+    def value(params, attention_fn=attention_fn, loss_chunk=loss_chunk, **options):
+        model = jf.DecoderOnly(replace(research.GPT, **options), attention_fn)
+        return jf.causal_loss(model, loss_chunk=loss_chunk)(params, batch, None)[0]
+
+    ours = partial(value, **options)
+    plain = partial(value, attention_fn=reference, loss_chunk=0)
+    along = jax.tree.map(jnp.cos, params)
+    tolerance = 5e-2 if "dtype" in options else 1e-5
+    for derived, works in ((lambda f: f, forward), (jax.grad, hessian)):
+        if not works:
+            with pytest.raises(TypeError, match="forward-mode"):
+                jax.jvp(derived(ours), (params,), (along,))
+            continue
+        got, expected = (
+            ravel_pytree(jax.jvp(derived(function), (params,), (along,))[1])[0]
+            for function in (ours, plain)
+        )
+        assert jnp.linalg.norm(got - expected) < tolerance * jnp.linalg.norm(expected)
