@@ -14,7 +14,6 @@ import pytest
 import jaxformer as jf
 from experiments import plan, sweep
 from experiments.harness import cli
-from experiments.harness.cli import command_line
 from experiments.harness.cli.config_files import settings
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation.presets import PRESETS
@@ -46,7 +45,7 @@ def offered(command: str, args: str) -> set[str]:
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.setattr(cli, "parse", parse_only)
-        patch.setattr(command_line, "parse", parse_only)
+        patch.setattr(cli, "parse", parse_only)
         patch.setattr(sys, "argv", [command, *words])
         with pytest.raises(SystemExit) as end:
             runpy.run_module(f"experiments.{command}", run_name="__main__")

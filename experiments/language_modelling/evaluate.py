@@ -18,7 +18,7 @@ from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_files import write_table
-from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun, describe_folder

@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.harness.runs import distributed, run_folder
 from experiments.harness.training import initialization
-from experiments.language_modelling import init_from_pretrained
+from experiments.language_modelling import load_run
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.prepare import TOKENIZER
 from experiments.language_modelling.presets import LanguageConfig
@@ -25,10 +25,10 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     run that starts from nothing.
     """
     folder = initialization.start_folder(config, "finetuning")
-    loaded = init_from_pretrained.below_head(load_without_weights(folder))
+    loaded = load_run.below_head(load_without_weights(folder))
     model = loaded.model.config
     if loaded.config is None:
-        source, tokenizer = init_from_pretrained.describe(folder, loaded), str(folder)
+        source, tokenizer = load_run.describe(folder, loaded), str(folder)
         if source.objective == "causal":
             sampling, completion = load_sampling_config(folder, model.max_len)
             source = replace(source, sampling=sampling, completion=completion)
@@ -70,7 +70,7 @@ def read_weights(config: FinetuneConfig, devices: Strategy) -> Any:
     """
     if config.task.from_scratch:
         return None
-    loaded = init_from_pretrained.below_head(initialization.load_start(config, devices))
+    loaded = load_run.below_head(initialization.load_start(config, devices))
     is_masked = isinstance(loaded.model, MaskedLanguageModel)
     params = loaded.params["encoder"] if is_masked else loaded.params
     return params if config.task.kind == "chat" else {"backbone": params}

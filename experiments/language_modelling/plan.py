@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.harness.planning import PlannedTraining
 from experiments.harness.training import Cost, build_model
-from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
+from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import LanguageConfig
 from experiments.language_modelling.train import make_init_and_step

@@ -17,7 +17,7 @@ from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
-from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
+from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints

@@ -16,7 +16,7 @@ from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.language_modelling import evaluate as evaluation
-from experiments.language_modelling.init_from_pretrained import with_pretrained_sizes
+from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
     Encoded,

@@ -20,10 +20,10 @@ from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training import initialization
 from experiments.harness.training.rows import Rows, choose
 from experiments.harness.training.training_config import text_cache
-from experiments.translation import evaluate as evaluation
+from experiments.translation import scoring
 from experiments.translation.corpus import Text, open_corpus
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import search_of
+from experiments.translation.scoring import search_of
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -78,9 +78,9 @@ def train(
 
         def evaluate(params: Any, step: int) -> training.EvaluationResult:
             tuned = replace(loaded, params=params)
-            scores, hypotheses = evaluation.evaluate(tuned, validation, config.search)
+            scores, hypotheses = scoring.evaluate(tuned, validation, config.search)
             numbers = {f"validation_{k}": x for k, x in scores.items() if isinstance(x, float)}
-            samples = evaluation.chosen_samples(validation, hypotheses)
+            samples = scoring.chosen_samples(validation, hypotheses)
             return training.EvaluationResult(numbers, samples)
 
         task = training.Task(
@@ -96,11 +96,11 @@ def train(
         params = training.choose_weights(run, task, names[0])
         name, text = ("test", test) if test.source else ("validation", validation)
         tuned = replace(loaded, params=params)
-        scores, hypotheses = evaluation.evaluate(tuned, text, config.search)
+        scores, hypotheses = scoring.evaluate(tuned, text, config.search)
         if distributed.is_first():
-            evaluation.write_samples(run.folder, name, text, hypotheses)
-        run.write_scores(evaluation.facts_to_repeat(config, name, text) | scores)
-        display.say(evaluation.describe_scores(name, scores, hypotheses, text.target))
+            scoring.write_samples(run.folder, name, text, hypotheses)
+        run.write_scores(scoring.facts_to_repeat(config, name, text) | scores)
+        display.say(scoring.describe_scores(name, scores, hypotheses, text.target))
         next_ones = [(f"translation.{command}",) for command in ("translate", "export")]
         display.say("\n" + training.describe_folder(run.folder, {}, next_ones))
     return read_result(run.folder)
@@ -147,7 +147,7 @@ def read_texts(config: FinetuneConfig) -> list[Text]:
     with distributed.together():
         corpus = open_corpus(config.data, text_cache(config))
         held_out = (corpus.validation, corpus.test)
-        return [corpus.train(), *(evaluation.scored_text(config, text) for text in held_out)]
+        return [corpus.train(), *(scoring.scored_text(config, text) for text in held_out)]
 
 
 def encode(loaded: Loaded, text: Text) -> PairBatch:

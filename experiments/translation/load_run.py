@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from experiments.harness.runs.run_options import DecodingOptions, RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training import build
+from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.presets import TranslationConfig
-from jaxformer.decoding import SearchConfig, TranslationOptions
+from experiments.translation.scoring import search_of
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
@@ -27,8 +28,6 @@ def load_run(
     A beam has at least `n_best` hypotheses. Raises `ConfigError` as `build.load_run` does, and
     for a folder without a tokenizer or with another kind of model.
     """
-    from experiments.translation.finetune_presets import FinetuneConfig  # a training has no use
-
     loaded = build.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         name = type(loaded.model).__name__
@@ -41,14 +40,3 @@ def load_run(
     search, translation = decoding.settings(*search_of(loaded))
     search = replace(search, beam_size=max(search.beam_size, n_best))
     return replace(loaded, settings=(search, translation))
-
-
-def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
-    """The search for translations that the `settings` of a model say."""
-    search, options = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
-    return search, options
-
-
-def task_of(config: Any) -> Any:
-    """The `TaskOptions` of a fine-tuning; None of another run, and of no run."""
-    return getattr(config, "task", None)

@@ -7,9 +7,9 @@ import numpy as np
 
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
-from experiments.harness.runs.run_options import RunOptions
-from experiments.translation.evaluate import prepare_sources, read_samples
-from experiments.translation.load_run import load_run, search_of
+from experiments.harness.runs.run_folder import RunOptions
+from experiments.translation.load_run import load_run
+from experiments.translation.scoring import prepare_sources, read_samples, search_of
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources, translate
 from jaxformer.pretrained import Loaded, is_pretrained

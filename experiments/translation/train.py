@@ -15,7 +15,7 @@ from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.utilization import seq2seq_cost
-from experiments.translation import evaluate as evaluation
+from experiments.translation import scoring
 from experiments.translation.prepare import Prepared, describe, prepare, with_parent
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.distributed import Strategy
@@ -61,7 +61,7 @@ def train(
     `loggers` get all that is logged. Returns the run's folder and scores.
     """
     config = training.with_values(config, **values)
-    evaluation.check_extras(config)
+    scoring.check_extras(config)
     with training.open_run(EXPERIMENT, config, SCORES, loggers, with_parent) as run:
         data = prepare(run.config, run.folder)
         display.say(describe(data))
@@ -91,13 +91,13 @@ def evaluate(
     """The scores of the validation text; the translations of a step are kept."""
     text, search = data.validation, run.config.search
     search = replace(search, beam_size=run.config.training.eval_beam_size) if step else search
-    scores, hypotheses = evaluation.evaluate(loaded, text, search)
+    scores, hypotheses = scoring.evaluate(loaded, text, search)
     numbers = {f"validation_{name}": x for name, x in scores.items() if isinstance(x, float)}
     if step and distributed.is_first():
         with run.log.surviving("samples"):
-            evaluation.write_samples(run.folder, f"validation-{step}", text, hypotheses)
-    samples = evaluation.chosen_samples(text, hypotheses)
-    return training.EvaluationResult(numbers | evaluation.losses(loaded, text), samples)
+            scoring.write_samples(run.folder, f"validation-{step}", text, hypotheses)
+    samples = scoring.chosen_samples(text, hypotheses)
+    return training.EvaluationResult(numbers | scoring.losses(loaded, text), samples)
 
 
 def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
@@ -105,12 +105,12 @@ def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
     name, text = ("test", data.test) if data.test.source else ("validation", data.validation)
     lowercased, search = run.config.data.corpus == "multi30k", run.config.search
     with display.phase(f"translating the {name} text"):
-        scores, hypotheses = evaluation.evaluate(loaded, text, search, lowercased=lowercased)
+        scores, hypotheses = scoring.evaluate(loaded, text, search, lowercased=lowercased)
     if distributed.is_first():
-        evaluation.write_samples(run.folder, name, text, hypotheses)
-    run.write_scores(evaluation.facts_to_repeat(run.config, name, text) | scores)
-    display.say("\n".join(training.sample_lines(evaluation.chosen_samples(text, hypotheses))))
-    display.say("\n" + evaluation.describe_run(run, name, text, scores, hypotheses))
+        scoring.write_samples(run.folder, name, text, hypotheses)
+    run.write_scores(scoring.facts_to_repeat(run.config, name, text) | scores)
+    display.say("\n".join(training.sample_lines(scoring.chosen_samples(text, hypotheses))))
+    display.say("\n" + scoring.describe_run(run, name, text, scores, hypotheses))
 
 
 if __name__ == "__main__":

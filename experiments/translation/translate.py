@@ -14,17 +14,13 @@ from pathlib import Path
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, text_io
+from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.run_files import check_output, one_line
-from experiments.harness.runs.run_options import (
-    DecodingOptions,
-    RunOptions,
-    load_members,
-    run_folders,
-)
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.runs.text_io import open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
-from experiments.translation.evaluate import describe_too_long, prepare_sources
 from experiments.translation.load_run import load_run
+from experiments.translation.scoring import describe_too_long, prepare_sources
 from jaxformer import storage
 from jaxformer.config import Count
 from jaxformer.errors import ConfigError, DataError

@@ -3,7 +3,7 @@
 import pytest
 
 from experiments.language_modelling.tasks.squad import normalize_answer, score_answers
-from experiments.translation.evaluate import score_summaries
+from experiments.translation.scoring import score_summaries
 from jaxformer.errors import DataError
 
 

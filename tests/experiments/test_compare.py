@@ -18,7 +18,7 @@ from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.runs import statistics
 from experiments.harness.runs.run_files import read_table
-from experiments.translation.evaluate import describe_scores
+from experiments.translation.scoring import describe_scores
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run

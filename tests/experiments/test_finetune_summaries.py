@@ -13,13 +13,14 @@ from experiments import runs
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.build import MetricInputs
 from experiments.harness.training.training_config import OptimizerConfig
-from experiments.translation import evaluate, export, finetune, translate
+from experiments.translation import evaluate, export, finetune, scoring, translate
 from experiments.translation.corpus import Text
 from experiments.translation.evaluate import rouge
 from experiments.translation.finetune import encode
 from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
-from experiments.translation.load_run import load_run, search_of
+from experiments.translation.load_run import load_run
 from experiments.translation.presets import DataConfig, Files
+from experiments.translation.scoring import search_of
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
@@ -104,12 +105,12 @@ def config(folder, tmp_path_factory) -> FinetuneConfig:
     )
 
 
-def scored(config: FinetuneConfig, folder: Path, text: Text) -> evaluate.Result:
+def scored(config: FinetuneConfig, folder: Path, text: Text) -> scoring.Result:
     """What the fine-tuning `config` says of the model in `folder`."""
     loaded = load_run(folder)
     search, options = search_of(loaded)
     settings = search, replace(options, prefix=config.task.prefix)
-    return evaluate.evaluate(replace(loaded, config=config, settings=settings), text, search)
+    return scoring.evaluate(replace(loaded, config=config, settings=settings), text, search)
 
 
 def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):

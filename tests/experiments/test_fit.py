@@ -13,8 +13,7 @@ import optax
 import pytest
 
 from experiments.harness.cli.exit_codes import exit_code
-from experiments.harness.runs.run_folder import Run
-from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.run_folder import Run, RunOptions
 from experiments.harness.training.fit import fit
 from experiments.harness.training.session import OpenRun, choose_weights
 from experiments.harness.training.task import Cost, EvaluationResult, StoppingMetric, Task

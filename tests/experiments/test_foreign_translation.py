@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.runs.run_options import DecodingOptions, RunOptions
+from experiments.harness.runs.decoding_options import DecodingOptions
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.translation import evaluate, page
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_run

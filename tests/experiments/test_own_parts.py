@@ -28,11 +28,11 @@ from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS
-from experiments.translation import evaluate as score_text
+from experiments.translation import evaluate as evaluate_text
 from experiments.translation import load_run as translation_run
 from experiments.translation import prepare as translation_prepare
+from experiments.translation import scoring, translate
 from experiments.translation import train as translation_train
-from experiments.translation import translate
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
@@ -269,7 +269,7 @@ def test_a_resumed_run_may_not_change_a_function_of_ones_own(language):
 def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation):
     logged, loaded = metrics_of(translation.folder, "validation_loss")[-1], translation.loaded
     text = translation_prepare.prepare(loaded.config, translation.folder).validation
-    batches = list(score_text._batches(loaded, text))
+    batches = list(scoring._batches(loaded, text))
     plain = build.loss_sums(seq2seq_loss, loaded, batches, pad=PAD)
     own = {"pad": PAD, "label_smoothing": 0.1}
     own = build.loss_sums(own_parts.doubled_seq2seq_loss, loaded, batches, **own)
@@ -302,7 +302,7 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(tra
     best = expected(loaded.params, loaded.config.search)
     options = {"--run": translation.folder, "--output": tmp_path / "out.txt"}
     texts = {"--source": source, "--target": target}
-    for command, more in ((score_text, texts), (translate, {"--input": source})):
+    for command, more in ((evaluate_text, texts), (translate, {"--input": source})):
         assert call(command, {**options, **more}).code == 0
         assert (tmp_path / "out.txt").read_text().splitlines() == best
 

@@ -19,7 +19,6 @@ from experiments.harness.training.build import build_model
 from experiments.harness.training.training_config import OptimizerConfig
 from experiments.language_modelling import (
     generate,
-    init_from_pretrained,
     load_run,
     plan,
     train,
@@ -189,20 +188,20 @@ def test_the_sizes_and_the_tokenizer_are_those_of_the_weights(folder):
     path = folder("gpt")
     given = begun_from(path)
     given = replace(given, model=replace(given.model, dropout_rate=0.3, dtype="bfloat16"))
-    config = init_from_pretrained.with_pretrained_sizes(given)
+    config = load_run.with_pretrained_sizes(given)
     assert (config.model.d_model, config.model.vocab_size, config.model.max_len) == (10, 31, 17)
     assert (config.model.dropout_rate, config.model.dtype) == (0.3, "bfloat16")
     assert config.data == replace(given.data, tokenizer=str(path))
-    assert init_from_pretrained.with_pretrained_sizes(replace(given, init_from="")) == replace(
+    assert load_run.with_pretrained_sizes(replace(given, init_from="")) == replace(
         given, init_from=""
     )
 
 
 def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder):
     with pytest.raises(ConfigError, match="holds a MaskedLanguageModel, but objective='causal'"):
-        init_from_pretrained.with_pretrained_sizes(begun_from(folder("bert")))
+        load_run.with_pretrained_sizes(begun_from(folder("bert")))
     with pytest.raises(ConfigError, match="seq_len=18 tokens a row.*end at max_len=17"):
-        init_from_pretrained.with_pretrained_sizes(
+        load_run.with_pretrained_sizes(
             begun_from(folder("gpt"), data=DataConfig(batch_size=2, seq_len=18))
         )
 
@@ -220,7 +219,7 @@ def test_a_run_begins_with_the_weights(folder):
     path = folder("gpt")
     given = begun_from(path)
     given = replace(given, training=replace(given.training, ema_decay=0.5))
-    config, devices = init_from_pretrained.with_pretrained_sizes(given), single()
+    config, devices = load_run.with_pretrained_sizes(given), single()
     make_state, _ = train.make_init_and_step(
         config, build_model(config), plan.batch_of(config), devices
     )
@@ -233,7 +232,7 @@ def test_a_run_begins_with_the_weights(folder):
 
 
 def test_the_devices_read_the_weights_that_a_run_begins_with(folder):
-    config = init_from_pretrained.with_pretrained_sizes(begun_from(folder("gpt")))
+    config = load_run.with_pretrained_sizes(begun_from(folder("gpt")))
     model = build_model(config)
     devices = sharded(make_mesh("fsdp=1")).for_model(model)
     make_state, _ = train.make_init_and_step(config, model, plan.batch_of(config), devices)

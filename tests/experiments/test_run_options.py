@@ -1,13 +1,15 @@
 """The weights of a run that --checkpoint and --step name."""
 
 import json
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.decoding_options import load_members
+from experiments.harness.runs.run_folder import RunOptions
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.pretrained.run_weights import weights_of
@@ -94,3 +96,17 @@ def test_a_pretrained_folder_has_no_other_weights(folder):
     (folder / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ConfigError, match="is a folder of transformers, which has one set of weig"):
         jf.load(folder, step=3)
+
+
+def test_an_ensemble_of_two_kinds_of_models_is_refused():
+    class Other(jf.EncoderDecoder):
+        pass
+
+    sizes = jf.TransformerConfig(23, 10, 14, 2, num_encoder_layers=1, num_decoder_layers=1)
+    models = {"own": Other(sizes), "plain": jf.EncoderDecoder(sizes)}
+
+    def load(path):
+        return SimpleNamespace(model=models[path.name], tokenizer=None, target_tokenizer=None)
+
+    with pytest.raises(ConfigError, match="differ in their model"):
+        load_members(load, "own,plain")

@@ -13,7 +13,7 @@ from experiments.translation.corpus import (
     unknown_words,
     write_known_words,
 )
-from experiments.translation.evaluate import chosen_samples, describe_run
+from experiments.translation.scoring import chosen_samples, describe_run
 from jaxformer.errors import DataError
 
 

@@ -18,8 +18,8 @@ import pytest
 import jaxformer as jf
 from experiments import runs
 from experiments.harness.runs.run_files import read_table
-from experiments.harness.runs.run_options import RunOptions
-from experiments.translation import evaluate, export, load_run, prepare, train, translate
+from experiments.harness.runs.run_folder import RunOptions
+from experiments.translation import evaluate, export, load_run, prepare, scoring, train, translate
 from experiments.translation.presets import Files
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import quantize
@@ -291,7 +291,7 @@ def test_decoding_options_reach_the_search_and_the_record(run, pairs, monkeypatc
         searches.append(search)
         return jf.translate(loaded, lines, details=True)
 
-    monkeypatch.setattr(evaluate, "translate", translations)
+    monkeypatch.setattr(scoring, "translate", translations)
     rules = {"beam_size": 3, "length_penalty": 0.3, "no_repeat_ngram_size": 1}
     done = call(evaluate, pairs | {f"--{name}": value for name, value in rules.items()})
     assert searches == [replace(run.config.search, **rules)]

@@ -22,7 +22,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training import build
 from experiments.language_modelling import evaluate as language_evaluate
 from experiments.language_modelling import export as language_export
@@ -30,7 +30,7 @@ from experiments.language_modelling import finetune as language_finetune
 from experiments.language_modelling import generate
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import LanguageConfig
-from experiments.translation import evaluate, export, finetune, load_run, train, translate
+from experiments.translation import evaluate, export, finetune, load_run, scoring, train, translate
 from experiments.translation.presets import PRESETS, Files, TranslationConfig
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
@@ -81,7 +81,7 @@ def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> 
     results["translated"] = output.read_text()
     loaded = load_run.load_run(run, at(RunOptions))
     text = train.prepare(loaded.config, run).validation
-    sums = build.loss_sums(seq2seq_loss, loaded, evaluate._batches(loaded, text), pad=PAD)
+    sums = build.loss_sums(seq2seq_loss, loaded, scoring._batches(loaded, text), pad=PAD)
     results["counted"] = sums["tokens"]
     exported = folder / f"{layout}-marian"
     printed(export.main, at(export.ExportOptions, out=str(exported)))

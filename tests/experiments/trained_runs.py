@@ -14,7 +14,7 @@ import pytest
 from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training import utilization
 from jaxformer.config import with_fields
 from tests.experiments.commands import call

@@ -1,1 +1,0 @@
-"""A run's folder: settings, records, text cache, checkpoints to load, stopping and resuming."""

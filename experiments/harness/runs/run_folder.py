@@ -1,4 +1,4 @@
-"""A run's folder: its configuration, its environment, its log and its result."""
+"""A run's folder: its configuration, its environment, its log, its result and its weights."""
 
 import contextlib
 import datetime
@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import fields
+from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -20,11 +20,29 @@ import jax
 from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed
+from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.loggers import Loggers, MetricsFile, TensorBoard
 from jaxformer import records, storage
-from jaxformer.config import check_trusted, from_plain, is_import_name, record_trusted, to_plain
-from jaxformer.distributed import agreed, assert_processes_agree
+from jaxformer.config import (
+    Natural,
+    check_trusted,
+    from_plain,
+    is_import_name,
+    record_trusted,
+    to_plain,
+)
+from jaxformer.distributed import (
+    Strategy,
+    agreed,
+    assert_processes_agree,
+    make_mesh,
+    parse_mesh,
+    replicated,
+    sharded,
+    single,
+)
 from jaxformer.errors import ConfigError
+from jaxformer.pretrained import CheckpointName, RunWeights, select_weights
 from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.records import Record
 from jaxformer.runtime import cpu_count
@@ -225,6 +243,45 @@ def read_result(folder: Path) -> TrainResult:
     validation = weights_of(folder).read(steps=list)
     validation.pop("tree", None)
     return TrainResult(folder, validation.pop("steps", []), validation, scores)
+
+
+@dataclass(frozen=True)
+class RunOptions(ProcessOptions):
+    """The weights that a command uses."""
+
+    run: str = ""
+    """The folder of the run."""
+    _: KW_ONLY
+    checkpoint: CheckpointName = "final"
+    """Weights to load: final (chosen when training ended; before: the newest), best (of the best
+    validation), last (of the newest step), average (mean of the last steps) or ema (moving
+    average)."""
+    step: Natural | None = None
+    """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
+    mesh: str = ""
+    """The division of the weights of a model that is too large for one device, such as tensor=4 or
+    fsdp=4,tensor=2. Empty: the first device has them, or each device of several processes."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        parse_mesh(self.mesh)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the run, here or in a bucket."""
+        return storage.to_path(self.run)
+
+    @property
+    def strategy(self) -> Strategy:
+        """Placement of the weights."""
+        if self.mesh:
+            return sharded(make_mesh(self.mesh))
+        return replicated() if distributed.is_several() else single()
+
+    @property
+    def weights(self) -> RunWeights:
+        """The weights that these options name; raises as `select_weights` does."""
+        return select_weights(self.folder, self.checkpoint, self.step)
 
 
 def scores_of(folder: Path) -> Record:

@@ -22,7 +22,7 @@ from jaxtyping import Float
 
 from experiments.harness.runs import distributed, run_folder
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training.training_config import (
     GatherAt,
     LoraOptions,

@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
@@ -21,7 +21,6 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.statistics import described_score
 from experiments.harness.training import build
-from experiments.harness.training.parts import with_found_parts
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
 from experiments.harness.training.training_config import StrategyName, TrainingConfig
 from experiments.harness.training.utilization import peak_of
@@ -34,6 +33,8 @@ from jaxformer.errors import ConfigError, Diverged
 from jaxformer.pretrained import last_steps
 from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.runtime import setup_process
+
+C = TypeVar("C")
 
 _FILES = {
     "scores.json": "the scores, with what is needed to repeat them",
@@ -132,6 +133,19 @@ def open_run(
         except Exception as error:  # a signal is none
             log.add_environment(failed=cli.sentence(error))
             raise
+
+
+def with_found_parts(config: C, experiment: str) -> C:
+    """`config` with the parts that its run in `experiment` has found, once it has a checkpoint."""
+    run: Any = config
+    if run.training.grad_accumulation or run.training.usual_parts == 1:
+        return config
+    folder = run_folder.folder_of(run.runs, experiment, run.name)
+    if not Checkpoints(folder / "checkpoints").steps():
+        return config
+    stored = config_files.read_object(folder / "config.json").get("training", {})
+    found = replace(run.training, grad_accumulation=stored.get("grad_accumulation"))
+    return replace(run, training=found)
 
 
 def choose_devices(
