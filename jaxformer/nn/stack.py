@@ -1,7 +1,7 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import NoPositions, NormOptions, PositionScheme, TransformerConfig
@@ -309,7 +310,9 @@ class Stack(nn.Module):
             x, layers = self._apply_in_scan(apply, x, layer, kv, dropout_rng)
         else:
             none, new_layers = (None,) * self.num_layers, []
-            parts = zip(self.blocks, layers or none, encoder_kv or none, strict=True)
+            is_traced = cache is not None and isinstance(x, Tracer)
+            blocks = self._traced_once() if is_traced else self.blocks
+            parts = zip(blocks, layers or none, encoder_kv or none, strict=True)
             for i, (block, layer, kv) in enumerate(parts):
                 is_full = self.full_every is not None and (i + 1) % self.full_every == 0
                 x, layer = apply(block, x, layer, kv, dropout_rng, is_full)
@@ -317,6 +320,20 @@ class Stack(nn.Module):
             layers = tuple(new_layers)
         x = self.final_norm(x) if self.output_norm else x
         return tap(self, "output", gather_positions(x) if has_mesh else x), layers
+
+    def _traced_once(self) -> Sequence[Callable[..., Any]]:
+        """The blocks as functions that JAX traces and lowers once for all, as they are equal.
+
+        Blocks of other people, and those that draw or record something, stay as they are.
+        """
+        scope: Any = self.scope
+        if type(self.blocks[0]) is not Block or scope.rngs or scope.mutable:
+            return self.blocks
+        equal: Any = self.blocks[0].clone(parent=None, name=None, layer=None)
+        apply = jax.jit(
+            lambda variables, *args, **options: equal.apply(variables, *args, **options)
+        )
+        return [partial(apply, block.variables) for block in self.blocks]
 
     def _apply_in_scan(
         self,

@@ -344,3 +344,32 @@ def test_a_cache_is_as_small_as_its_key_value_heads():
     (layer,) = init_cache(config, B, W, L).layers
     assert layer.key.shape == (B, 2, 10, W * L) and layer.value.shape == (B, 2, W * L, 7)
     assert {layer.key.dtype, layer.value.dtype} == {jnp.dtype("bfloat16")}
+
+
+class _Numbered(jf.Block):
+    def __call__(self, x, *args, **options):
+        x, cache = super().__call__(x, *args, **options)
+        return x * (1 + self.layer), cache
+
+
+@pytest.mark.parametrize("block", [jf.Block, _Numbered])
+def test_a_compiled_step_traces_equal_blocks_once_and_others_each(block, random_params):
+    traced = []
+
+    def attention_fn(*args, **options):
+        traced.append(args)
+        return attention.reference(*args, **options)
+
+    config = replace(BASE, num_decoder_layers=3, num_encoder_layers=0, positions=jf.Rotary())
+    model, tokens = DecoderOnly(config, attention_fn, block), jnp.array([[[3]], [[5]]])
+    params = random_params(model, tokens[:, 0])
+    variables, cache = {"params": params}, init_cache(config, 2, 1, max_length=4)
+    expected = model.apply(variables, tokens[:, 0])
+    traced.clear()
+    step = jax.jit(partial(model.apply, method="decode_step"))
+    logits, _ = step(variables, tokens, cache)
+    assert len(traced) == (1 if block is jf.Block else 3)
+    np.testing.assert_allclose(logits[:, 0], expected, rtol=1e-5, atol=1e-5)
+    # Values of each block are still recorded under its own name.
+    _, values = jax.jit(partial(jf.read_taps, model, method="decode_step"))(params, tokens, cache)
+    assert {f"decoder/blocks_{i}/after_attention" for i in range(3)} <= values.keys()
