@@ -105,11 +105,6 @@ FAULTS = (
         folders.in_a_bucket(damage.every_file),
         full=(4,),
     ),
-    Fault("F13 one of 10 requests to a bucket fails or is slow", folders.troubled),
-    Fault(
-        "F13 two runs in a bucket, a run taken over, a read-only bucket, none of the name",
-        folders.misused_bucket,
-    ),
 )
 
 

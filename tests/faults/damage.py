@@ -34,13 +34,19 @@ WAYS: tuple[Callable[[bytes, Random], bytes | None], ...] = (
 HOSTILE = (
     {"files": {"../../secret": [3, 7]}},
     {"files": {"/dev/zero": [1 << 60, 7]}},
+    {"files": {"/etc/hostname": [3, 7]}},
     {"files": {"state/\0": [3, 7]}},
     {"files": {"state": [4096, 0]}},
     {"files": {"state/_METADATA": [-1, "7"]}},
+    {"files": {"state/_METADATA": [3]}},
     {"files": [], "leaves": None},
     {"files": {}, "leaves": {"step": ["int32[]"]}},
+    {"leaves": {"step": 3}},
     {"metadata": "import os"},
     {"metric": {}},
+    {"metric": "low"},
+    {"regular": 1},
+    {"format": 2},
     {"format": 1 << 70},
 )
 

@@ -1,6 +1,5 @@
 """Folders that cannot be written, that belong to another run or disappear, here and in a bucket."""
 
-import json
 import os
 import resource
 import shutil
@@ -41,55 +40,6 @@ def in_a_bucket(cases: Callable[..., Count]) -> Callable[..., Count]:
             return cases(storage.to_path("gs://bucket/checkpoints"), *args)
 
     return there
-
-
-@in_a_bucket
-def troubled(folder: Path) -> Count:
-    """Saves and restores while one request of ten fails, or is slow."""
-
-    def save_and_restore(place: Path) -> str:
-        with Checkpoints(place) as checkpoints:
-            states.save(checkpoints, 3)
-        return "survived" if states.is_right(Checkpoints(place)) else "silent: other bits"
-
-    outcomes = []
-    for fault in ({"fail_every": 10}, {"slow_every": 10, "seconds": 0.1}):
-        with buckets.injected(**fault):
-            place = folder / next(iter(fault))
-            outcomes.append((fault, children.in_child(save_and_restore, place)))
-    return children.counted(outcomes)
-
-
-@in_a_bucket
-def misused_bucket(folder: Path) -> Count:
-    """Two writers, one that was taken over, one that may only read, a bucket that is not there."""
-
-    def taken_over() -> str:
-        with Checkpoints(folder) as first:
-            states.save(first, 3)
-            first.wait()
-            content = json.loads((folder / ".lock").read_text())
-            (folder / ".lock").write_text(json.dumps(content | {"expires": 0}))
-            with Checkpoints(folder) as second:
-                states.save(second, 5)
-                said = refusal(lambda: states.save(first, 7), folder)
-        right = Checkpoints(folder).steps() == [3, 5] and states.is_right(Checkpoints(folder))
-        return said if right else "silent: the second run's step is not there"
-
-    def read_only() -> str:
-        with buckets.injected(read_only=True):
-            said = refused_start(folder)
-            return said if states.is_right(Checkpoints(folder)) else "silent: other bits were read"
-
-    absent = storage.to_path(os.fspath(folder).replace("bucket", "absent"))
-    return children.counted(
-        [
-            ("two runs", _two_runs(folder)),
-            ("taken over", children.in_child(taken_over)),
-            ("read-only", children.in_child(read_only)),
-            ("absent", children.in_child(refused_start, absent)),
-        ]
-    )
 
 
 def _fill(folder: Path, limit: int) -> str:
