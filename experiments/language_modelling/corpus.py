@@ -8,7 +8,6 @@ from typing import Any, Literal, NamedTuple
 
 from experiments.harness.runs import sources
 from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache
-from experiments.language_modelling import stdlib
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_documents
@@ -134,6 +133,8 @@ def _characters(part: Part) -> int:
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:
+    from experiments.language_modelling import stdlib  # other texts have no use for it
+
     parts = (stdlib.files(part) for part in ("train", "validation", "test"))
     return Corpus(*(Part(tuple(paths), config.split) for paths in parts))
 

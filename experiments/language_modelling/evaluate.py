@@ -19,7 +19,6 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_files import write_table
 from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.runs.text_io import RULE, bold
 from experiments.harness.training import build
 from experiments.harness.training.session import OpenRun, describe_folder
 from experiments.language_modelling.corpus import part_of
@@ -162,14 +161,14 @@ def show_prompts(run: OpenRun, loaded: Loaded, data: Prepared) -> None:
     if run.config.prompts is None:
         run = run.settled(prompts=begun_lines(data, run.config))
     loaded, log = replace(loaded, config=run.config), run.log
-    prompts, rule = loaded.config.prompts, f"\n{RULE}\n"
+    prompts, rule = loaded.config.prompts, f"\n{display.RULE}\n"
     with display.phase("continuing the prompts"):
         texts = continued_prompts(loaded)
     if texts and distributed.is_first():
         (log.folder / "samples").mkdir(exist_ok=True)
         path = log.folder / "samples" / "prompts.txt"
         path.write_text(rule.join(texts), encoding="utf-8")
-        shown = (bold(x) + text[len(x) :] for x, text in zip(prompts, texts, strict=True))
+        shown = (display.bold(x) + text[len(x) :] for x, text in zip(prompts, texts, strict=True))
         display.say(rule.join(shown))
         log.log_text(loaded.config.optimizer.total_steps, "samples", rule.join(texts).split("\n"))
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from experiments.harness import cli
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.runs.text_io import RULE, read_text, read_texts
+from experiments.harness.runs.text_io import read_text, read_texts
 from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.tasks.chat_template import check_messages, load_template
@@ -138,15 +138,15 @@ def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     begun = False
     for number, piece in pieces:
         if not begun:  # what cannot be continued is refused before anything is printed
-            print(text_io.bold(prompts[0]), end="", flush=True)
+            print(display.bold(prompts[0]), end="", flush=True)
             begun = True
         if number == 0:
             print(piece, end="", flush=True)
         else:
             others[number] += piece
-    print("" if begun else text_io.bold(prompts[0]))
+    print("" if begun else display.bold(prompts[0]))
     for prompt, text in list(zip(prompts, others, strict=True))[1:]:
-        print(f"{RULE}\n{text_io.bold(prompt)}{text}")
+        print(f"{display.RULE}\n{display.bold(prompt)}{text}")
 
 
 if __name__ == "__main__":

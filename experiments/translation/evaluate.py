@@ -15,7 +15,6 @@ from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.run_files import check_output, write_lines
-from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training import build
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import (
@@ -25,7 +24,7 @@ from experiments.translation.corpus import (
     open_corpus,
     read_files,
 )
-from experiments.translation.load_run import load_run
+from experiments.translation.load_run import load_decoding
 from experiments.translation.presets import Files
 from experiments.translation.scoring import (
     describe_scores,
@@ -40,7 +39,7 @@ from jaxformer.pretrained import Loaded
 
 
 @dataclass(frozen=True)
-class EvaluateOptions(DecodingOptions, RunOptions):
+class EvaluateOptions(DecodingOptions):
     """The run, the text, and which scores."""
 
     run: str = "runs/translation/grammar"
@@ -65,16 +64,12 @@ class EvaluateOptions(DecodingOptions, RunOptions):
     output: str = ""
     """The file that receives the translations; empty: none."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        RunOptions.__post_init__(self)
-
 
 @distributed.joins
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     check_output(options.output, options.source, options.target)
-    load = partial(load_run, options=options, decoding=options)
+    load = partial(load_decoding, options=options)
     loaded = load_members(load, options.run, int8=options.int8)
     text = _text(options, loaded)
     if options.forced:

@@ -18,15 +18,13 @@ from jaxformer.pretrained import Loaded
 def load_run(
     folder: Path,
     options: RunOptions = RunOptions(),
-    decoding: DecodingOptions = DecodingOptions(),
     *,
-    n_best: int = 1,
     devices: Strategy | None = None,
 ) -> Loaded:
     """The model in `folder`; its `settings` are its `SearchConfig` and `TranslationOptions`.
 
-    A beam has at least `n_best` hypotheses. Raises `ConfigError` as `build.load_run` does, and
-    for a folder without a tokenizer or with another kind of model.
+    Raises `ConfigError` as `build.load_run` does, and for a folder without a tokenizer or with
+    another kind of model.
     """
     loaded = build.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
@@ -37,6 +35,12 @@ def load_run(
             f"{folder} has no tokenizer.json: write one there, such as with the save_pretrained of "
             "a fast tokenizer of transformers"
         )
-    search, translation = decoding.settings(*search_of(loaded))
+    return replace(loaded, settings=search_of(loaded))
+
+
+def load_decoding(folder: Path, options: DecodingOptions, n_best: int = 1) -> Loaded:
+    """`load_run` with the settings that `options` change; a beam has at least `n_best` texts."""
+    loaded = load_run(folder, options)
+    search, translation = options.settings(*search_of(loaded))
     search = replace(search, beam_size=max(search.beam_size, n_best))
     return replace(loaded, settings=(search, translation))

@@ -9,17 +9,16 @@ import os
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.run_files import check_output, one_line
-from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.runs.text_io import open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
-from experiments.translation.load_run import load_run
+from experiments.translation.load_run import load_decoding
 from experiments.translation.scoring import describe_too_long, prepare_sources
 from jaxformer import storage
 from jaxformer.config import Count
@@ -29,7 +28,7 @@ from jaxformer.pretrained import Loaded
 
 
 @dataclass(frozen=True)
-class TranslateOptions(DecodingOptions, RunOptions):
+class TranslateOptions(DecodingOptions):
     """The model, the lines, and what to write."""
 
     run: str = "runs/translation/grammar"
@@ -49,19 +48,12 @@ class TranslateOptions(DecodingOptions, RunOptions):
     lines_at_once: Count = 2_000
     """Lines that are read and translated together."""
 
-    def __post_init__(self):
-        super().__post_init__()
-        RunOptions.__post_init__(self)
-
 
 @distributed.joins
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
-
-    def load(folder: Path) -> Loaded:
-        return load_run(folder, options, options, n_best=options.n_best)
-
+    load = partial(load_decoding, options=options, n_best=options.n_best)
     loaded = load_members(load, options.run, int8=options.int8)
     if options.input == options.output == "-" and text_io.is_interactive():
         _converse(loaded, options)

@@ -13,7 +13,7 @@ from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.run_folder import RunOptions
 from experiments.translation import evaluate, page
 from experiments.translation import translate as command
-from experiments.translation.load_run import load_run
+from experiments.translation.load_run import load_decoding, load_run
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.config import (
     EmbeddingOptions,
@@ -178,8 +178,8 @@ def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
 
 
 def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
-    by_option = load_run(folder, decoding=DecodingOptions(beam_size=5))
-    by_count = load_run(folder, n_best=4)
+    by_option = load_decoding(folder, DecodingOptions(beam_size=5))
+    by_count = load_decoding(folder, DecodingOptions(), n_best=4)
     assert [loaded.settings[0].beam_size for loaded in (by_option, by_count)] == [5, 4]
 
 

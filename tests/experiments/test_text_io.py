@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from experiments.harness.cli import display
 from experiments.harness.runs import text_io
 from experiments.harness.runs.run_files import read_table, write_table
 from experiments.translation.corpus import (
@@ -48,12 +49,12 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
 
 
 def test_a_prompt_is_bold_on_a_terminal_and_plain_elsewhere(monkeypatch):
-    assert text_io.bold("a dog") == "a dog", "pytest's standard output is no terminal"
+    assert display.bold("a dog") == "a dog", "pytest's standard output is no terminal"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     monkeypatch.setenv("TERM", "xterm")
-    assert text_io.bold("a dog") == "\x1b[1ma dog\x1b[0m" and text_io.bold("") == ""
+    assert display.bold("a dog") == "\x1b[1ma dog\x1b[0m" and display.bold("") == ""
     monkeypatch.setenv("TERM", "dumb")
-    assert text_io.bold("a dog") == "a dog"
+    assert display.bold("a dog") == "a dog"
 
 
 def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_path):

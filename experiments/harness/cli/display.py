@@ -4,6 +4,7 @@ A log file gets lines alone. After ten silent seconds one says what the command 
 """
 
 import contextlib
+import os
 import sys
 import threading
 import time
@@ -12,6 +13,9 @@ from contextlib import contextmanager
 from typing import Any, TextIO
 
 from jaxformer import optional_dependencies
+
+RULE = "-" * 20
+"""The line printed between two texts."""
 
 _BAR = 28
 """Columns of a terminal that a bar, its spinner and its time take."""
@@ -196,6 +200,12 @@ def say(text: str, stream: TextIO | None = None) -> None:
         _open[-1].say(text)
     else:
         _print(text, stream or sys.stdout)
+
+
+def bold(prompt: str) -> str:
+    """`prompt` in bold where standard output is a terminal, so that one sees where it ends."""
+    plain = not prompt or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
+    return prompt if plain else f"\x1b[1m{prompt}\x1b[0m"
 
 
 def show_cursor() -> None:

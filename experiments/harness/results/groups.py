@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.cli import config_files
+from experiments.harness.cli import config_files, display
 from experiments.harness.runs.run_files import read_table
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.runs.statistics import Score, exp_ratio, ratio, translation_items
-from experiments.harness.runs.text_io import RULE
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.records import Record
@@ -250,7 +249,7 @@ def sample_texts(folder: Path) -> dict[str, list[str]]:
     path, table = folder / "samples" / "prompts.txt", sample_table(folder)
     if not path.is_file():
         return table if "model" in table else {}
-    texts = path.read_text(encoding="utf-8").split(f"\n{RULE}\n")
+    texts = path.read_text(encoding="utf-8").split(f"\n{display.RULE}\n")
     return prompted(texts, Record(folder / "config.json").read_if_intact().get("prompts", []))
 
 

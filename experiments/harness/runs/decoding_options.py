@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.harness.cli import display
+from experiments.harness.runs.run_folder import RunOptions
 from jaxformer import storage
-from jaxformer.config import Checked, Natural, Positive, dotted_fields
+from jaxformer.config import Natural, Positive, dotted_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import quantize
@@ -18,8 +19,8 @@ _OF_SEARCH = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
 
 
 @dataclass(frozen=True, kw_only=True)
-class DecodingOptions(Checked):
-    """Settings of decoding; None, and a beam size of 0, are the run's own."""
+class DecodingOptions(RunOptions):
+    """A run and settings of its decoding; None, and a beam size of 0, are the run's own."""
 
     beam_size: Natural = 0
     """Beam size; 0: the run's."""

@@ -2,7 +2,6 @@
 
 import codecs
 import contextlib
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -12,9 +11,6 @@ from typing import BinaryIO
 from experiments.harness.runs import distributed, run_files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.storage import to_path
-
-RULE = "-" * 20
-"""The line printed between two texts."""
 
 
 def read_text(path: str) -> str:
@@ -104,12 +100,6 @@ def _unreadable(path: str, error: OSError) -> DataError:
 def is_interactive() -> bool:
     """Whether a person types the input and reads the output."""
     return not distributed.is_several() and sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def bold(prompt: str) -> str:
-    """`prompt` in bold where standard output is a terminal, so that one sees where it ends."""
-    plain = not prompt or not sys.stdout.isatty() or os.environ.get("TERM") == "dumb"
-    return prompt if plain else f"\x1b[1m{prompt}\x1b[0m"
 
 
 def answer_lines(kind: str, answer: Callable[[str], None]) -> None:

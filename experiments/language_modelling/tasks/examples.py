@@ -9,7 +9,7 @@ import hashlib
 import re
 import textwrap
 from collections.abc import Iterator
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from experiments.language_modelling import stdlib
 from jaxformer.errors import DataError
@@ -20,22 +20,14 @@ LINES = 8  # of a snippet, counting only those with at least two words
 TEST_TEXTS = 50  # of each package
 
 
-class Labelled(NamedTuple):
-    """Texts, or pairs of texts, with labels: `texts[i]` has the label `labels[i]`."""
-
-    labels: list[str]
-    texts: list[str]
-    seconds: list[str] | None = None
-
-
-def snippets(part: Part) -> Labelled:
-    """All snippets of the train files, or `TEST_TEXTS` of each package of the test files.
+def snippets(part: Part) -> list[tuple[str, str]]:
+    """(package, text) of all snippets of the train files, or `TEST_TEXTS` a package of the test's.
 
     No two of a part overlap, and no test snippet is also a training one. They are sorted by a hash
     of their text. Raises `DataError` where a package has too few.
     """
-    trained = set() if part == "train" else set(snippets("train").texts)
-    root, labels, texts = stdlib.root(), [], []
+    trained = {text for _, text in snippets("train")} if part == "test" else set()
+    root, labelled = stdlib.root(), []
     files = [
         (stdlib.package_of(path.relative_to(root).as_posix()), path) for path in stdlib.files(part)
     ]
@@ -50,9 +42,8 @@ def snippets(part: Part) -> Labelled:
                 "--train FILE and --test FILE"
             )
         chosen = ordered if part == "train" else ordered[:TEST_TEXTS]
-        labels += [package] * len(chosen)
-        texts += chosen
-    return Labelled(labels, texts)
+        labelled += [(package, text) for text in chosen]
+    return labelled
 
 
 def cut_snippets(source: str, package: str) -> Iterator[str]:

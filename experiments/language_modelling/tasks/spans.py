@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from experiments.language_modelling.finetune_presets import FinetuneConfig
-from experiments.language_modelling.tasks.answers import best_answers
 from experiments.language_modelling.tasks.rows import (
     Encoded,
     Scored,
@@ -17,7 +16,13 @@ from experiments.language_modelling.tasks.rows import (
     rows_of,
     write_facts,
 )
-from experiments.language_modelling.tasks.squad import Question, read_questions, score_answers
+from experiments.language_modelling.tasks.squad import (
+    NO_ANSWER,
+    Question,
+    best_answers,
+    read_questions,
+    score_answers,
+)
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import SpanPredictor
 from jaxformer.text.tokenizers import Tokenizer
@@ -26,7 +31,6 @@ from jaxformer.training.losses import span_loss
 __all__ = ["inputs", "write_facts"]
 
 SCORES = ("validation_f1", "validation_exact")
-_NO_ANSWER = 0  # the index of the first token stands for it
 loss = span_loss
 
 
@@ -116,10 +120,10 @@ def score(config: FinetuneConfig, logits: np.ndarray, text: Encoded, labels: Any
 def _label(question: Question, places: np.ndarray) -> tuple[int, int]:
     """The first and the last token of the first answer, if the window has all of it."""
     if not question.answers:
-        return _NO_ANSWER, _NO_ANSWER
+        return NO_ANSWER, NO_ANSWER
     start = question.starts[0]
     end = start + len(question.answers[0])
     inside = np.flatnonzero((places[:, 0] >= 0) & (places[:, 1] > start) & (places[:, 0] < end))
     if not len(inside) or places[inside[0], 0] > start or places[inside[-1], 1] < end:
-        return _NO_ANSWER, _NO_ANSWER
+        return NO_ANSWER, NO_ANSWER
     return int(inside[0]), int(inside[-1])
