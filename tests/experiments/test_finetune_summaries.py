@@ -4,7 +4,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -23,14 +22,13 @@ from experiments.translation.presets import DataConfig, Files
 from experiments.translation.scoring import search_of
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import EmbeddingOptions, NormOptions, Relative, TransformerConfig
 from jaxformer.decoding import SearchConfig, TranslationOptions
-from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of
 from tests.experiments.tiny_runs import changed
+from tests.pretrained.models import T5, inputs_of, model_of, word_tokenizer
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
 pytest.importorskip("safetensors", reason="needs the extra experiments")
@@ -40,37 +38,18 @@ pytestmark = pytest.mark.long
 
 WORDS = ["<pad>", "</s>", "<unk>", "sun", "moon", "star", "rain", "snow", "short", ":"]
 PAD, EOS = 0, 1
-MODEL = EncoderDecoder(
-    TransformerConfig(
-        vocab_size=len(WORDS),
-        d_model=10,
-        d_ff=14,
-        num_heads=2,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_len=12,
-        norm=NormOptions("rms", placement="pre"),
-        embeddings=EmbeddingOptions(scale=False, tied="inputs"),
-        positions=Relative(buckets=6, max_distance=8),
-        use_bias=False,
-    )
+MODEL = model_of(
+    T5, {"vocab_size": len(WORDS), "max_len": 12, "embeddings.tied": "inputs", "d_model": 10}
 )
-
-
-def words(names: list[str]) -> Tokenizer:
-    ids = {word: i for i, word in enumerate(names)}
-    model = library.Tokenizer(library.models.WordLevel(ids, unk_token="<unk>"))
-    model.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    model.add_special_tokens([name for name in names if name.startswith("<")])
-    return Tokenizer(model)
 
 
 @pytest.fixture(scope="module")
 def folder(random_params, tmp_path_factory):
     """A T5 with its tokenizer and search settings."""
-    ids = jnp.ones((2, 3), jnp.int32)
     path = tmp_path_factory.mktemp("t5") / "model"
-    save_pretrained(path, MODEL, random_params(MODEL, ids, ids), words(WORDS), family="t5")
+    save_pretrained(
+        path, MODEL, random_params(MODEL, *inputs_of(MODEL)), word_tokenizer(WORDS), family="t5"
+    )
     asked = {"pad_token_id": PAD, "eos_token_id": EOS, "decoder_start_token_id": PAD}
     (path / "generation_config.json").write_text(json.dumps(asked | {"max_length": 6}))
     return path
@@ -123,7 +102,9 @@ def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):
 
 @pytest.mark.parametrize(("forced", "second"), [(None, 1), (4, 4)])
 def test_texts_of_bart_begin_with_its_own_token(forced, second):
-    bart = words(["<pad>", "<s>", "</s>", "<unk>", "sun", "moon", "star"]).library_tokenizer
+    bart = word_tokenizer(
+        ["<pad>", "<s>", "</s>", "<unk>", "sun", "moon", "star"]
+    ).library_tokenizer
     bart.post_processor = library.processors.BertProcessing(("</s>", 2), ("<s>", 1))
     tokenizer = Tokenizer(bart)
     search = SearchConfig(eos=(2,), forced_bos=forced)

@@ -2,9 +2,7 @@
 
 import json
 import shutil
-from dataclasses import replace
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -15,69 +13,34 @@ from experiments.translation import evaluate, page
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_decoding, load_run
 from jaxformer import load_pretrained, save_pretrained
-from jaxformer.config import (
-    EmbeddingOptions,
-    FeedForwardOptions,
-    Learned,
-    NormOptions,
-    Relative,
-    TransformerConfig,
-)
 from jaxformer.errors import ConfigError
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.pipelines import encode_sources, score_pairs, translate, translate_ids
+from jaxformer.pipelines import encode_sources, score_pairs, translate
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text import metrics
-from jaxformer.text.tokenizers import Tokenizer
+from tests.pretrained.models import MODELS, T5, inputs_of, model_of, word_tokenizer
 
-library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
 pytest.importorskip("safetensors", reason="needs the extra experiments")
 
 WORDS = ["<pad>", "</s>", "<unk>", *"abcdefgh"]
-SIZE = 13
-CONFIG = TransformerConfig(
-    vocab_size=SIZE,
-    d_model=10,
-    d_ff=14,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_len=12,
-    norm=NormOptions("rms", placement="pre"),
-    embeddings=EmbeddingOptions(scale=False, tied="inputs"),
-    positions=Relative(buckets=6, max_distance=8),
-    use_bias=False,
-)
+MODEL = model_of(T5, {"vocab_size": 13, "max_len": 12, "embeddings.tied": "inputs"})
 ASKED = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 3, "num_beams": 3}
 
 
 @pytest.fixture(scope="module")
-def tokenizer():
-    words = library.Tokenizer(
-        library.models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>")
-    )
-    words.pre_tokenizer = library.pre_tokenizers.Whitespace()
-    words.add_special_tokens(WORDS[:3])
-    return Tokenizer(words)
-
-
-@pytest.fixture(scope="module")
-def folder(tokenizer, random_params, tmp_path_factory):
+def folder(random_params, tmp_path_factory):
     """A T5 that never writes a token without a word, with its tokenizer."""
-    ids = jnp.ones((2, 3), jnp.int32)
-    model = EncoderDecoder(CONFIG)
-    params = random_params(model, ids, ids)
     path = tmp_path_factory.mktemp("made") / "t5"
-    save_pretrained(path, model, params, tokenizer, token_ids=ASKED)
+    params = random_params(MODEL, *inputs_of(MODEL))
+    save_pretrained(path, MODEL, params, word_tokenizer(WORDS), token_ids=ASKED)
     said = json.loads((path / "config.json").read_text())
     said |= {"suppress_tokens": [0, 2, 11, 12], "length_penalty": 0.5}
     (path / "generation_config.json").write_text(json.dumps(said))
     return path
 
 
-def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tokenizer, tmp_path, capsys):
+def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tmp_path, capsys):
     path = shutil.copytree(folder, tmp_path / "nllb")
-    words = library.Tokenizer.from_str(tokenizer.library_tokenizer.to_str())
+    words = word_tokenizer(WORDS).library_tokenizer
     words.add_special_tokens(["eng_Latn", "deu_Latn"])
     words.save(str(path / "tokenizer.json"))
     said = {"eos_token": "</s>", "pad_token": "<pad>", "tokenizer_class": "NllbTokenizer"}
@@ -106,52 +69,6 @@ def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tokenizer, 
     np.testing.assert_allclose(sums, [sum(x) for x in scores], atol=1e-3)
     with pytest.raises(ConfigError, match="'deu_Latin' is no language of this folder: give deu_La"):
         command.main(command.TranslateOptions(**given | source | {"source_language": "deu_Latin"}))
-
-
-def test_lines_are_translated_with_the_ids_and_the_search_that_the_folder_asks_for(
-    folder, tokenizer, tmp_path
-):
-    lines = ["a b c", "", "h", "e d a b"]
-    (tmp_path / "in").write_text("\n".join(lines) + "\n")
-    files = {"input": str(tmp_path / "in"), "output": str(tmp_path / "out")}
-    command.main(command.TranslateOptions(run=str(folder), n_best=3, **files))
-    rows = [line.split("\t") for line in (tmp_path / "out").read_text().splitlines()]
-    assert [row[0] for row in rows] == list("1112333444")
-    assert rows[3] == ["2", "0.0000", ""]
-
-    search, options = load_generation_config(folder)
-    assert (search.beam_size, search.length_penalty) == (3, 0.5)
-    assert (options.bos, search.eos) == (3, (1,))
-    source = np.zeros((4, 12), np.int32)
-    for row, line in enumerate(lines):
-        if line:
-            ids = [*tokenizer.encode(line), 1]
-            source[row, : len(ids)] = ids
-    theirs, limits = load_pretrained(folder), np.array([54, 1, 52, 55])
-    search = replace(search, max_new_tokens=62)
-    ids = {"bos": options.bos, "pad": options.pad}
-    found = translate_ids(theirs.model, theirs.params, source, limits, search, **ids)
-    for number in (0, 2, 3):
-        mine = [row for row in rows if row[0] == str(number + 1)]
-        assert [row[1] for row in mine] == [f"{score:.4f}" for score in found.scores[number]]
-        texts = [tokenizer.decode(row[row > 0]) for row in np.asarray(found.tokens[number])]
-        assert [row[2] for row in mine] == texts
-    assert len({row[2] for row in rows}) > 4
-    written = np.asarray(found.tokens)[[0, 2, 3]]
-    assert not np.isin(written, [2, 11, 12]).any()
-
-
-def test_a_translation_is_as_long_as_the_folder_says_at_most(folder, tmp_path):
-    """A `max_length` counts the token at the start; what has not ended by then is cut."""
-    short = shutil.copytree(folder, tmp_path / "short")
-    said = json.loads((folder / "generation_config.json").read_text())
-    for most, value, longest in (("max_new_tokens", 60, 60), ("max_length", 5, 4)):
-        asked = said | {most: value, "min_length": value}
-        (short / "generation_config.json").write_text(json.dumps(asked))
-        assert load_generation_config(short)[0].max_new_tokens == longest
-    found = translate(load_run(short), ["a b c", "h", "e d a b"], details=True)
-    assert {len(text.ids) for texts in found for text in texts} == {4}
-    assert all(0 not in text.ids for texts in found for text in texts)
 
 
 def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
@@ -183,27 +100,15 @@ def test_a_wider_search_than_the_folders_can_be_asked_for(folder):
     assert [loaded.settings[0].beam_size for loaded in (by_option, by_count)] == [5, 4]
 
 
-def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(
-    tmp_path, tokenizer, random_params
-):
-    ids = jnp.ones((2, 3), jnp.int32)
-    model = EncoderDecoder(CONFIG)
-    save_pretrained(tmp_path / "bare", model, random_params(model, ids, ids), token_ids=ASKED)
+def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(tmp_path, random_params):
+    gpt = MODELS["gpt2"][1]
+    save_pretrained(
+        tmp_path / "bare", MODEL, random_params(MODEL, *inputs_of(MODEL)), token_ids=ASKED
+    )
     with pytest.raises(ConfigError, match="bare has no tokenizer.json: write one there"):
         load_run(tmp_path / "bare")
-    config = TransformerConfig(
-        vocab_size=SIZE,
-        d_model=8,
-        d_ff=9,
-        num_heads=2,
-        num_decoder_layers=1,
-        norm=NormOptions(placement="pre"),
-        feed_forward=FeedForwardOptions("gelu_tanh"),
-        embeddings=EmbeddingOptions(tied="output", scale=False),
-        positions=Learned(),
-    )
-    gpt = DecoderOnly(config)
-    save_pretrained(tmp_path / "gpt", gpt, random_params(gpt, ids), tokenizer, family="gpt2")
+    params = random_params(gpt, *inputs_of(gpt))
+    save_pretrained(tmp_path / "gpt", gpt, params, word_tokenizer(WORDS))
     with pytest.raises(ConfigError, match="gpt holds a DecoderOnly, which does not translate"):
         load_run(tmp_path / "gpt")
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+import tokenizers
 
 from jaxformer.config import (
     EmbeddingOptions,
@@ -21,8 +22,18 @@ from jaxformer.config import (
 )
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.text.tokenizers import Tokenizer
 
 TOKENS = np.array([[1, 5, 7, 2, 22], [3, 9, 4, 0, 0]])
+
+
+def word_tokenizer(names):
+    """A tokenizer of the words `names`, by their ids; those that begin with "<" are special."""
+    ids = {word: i for i, word in enumerate(names)}
+    words = tokenizers.Tokenizer(tokenizers.models.WordLevel(ids, unk_token="<unk>"))
+    words.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    words.add_special_tokens([name for name in names if name.startswith("<")])
+    return Tokenizer(words)
 
 
 def inputs_of(model):
