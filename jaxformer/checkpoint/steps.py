@@ -5,7 +5,6 @@ Process 0 decides; the others receive the decision.
 
 import warnings
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import jax
@@ -40,15 +39,20 @@ class StepFolders:
     def complete(self) -> dict[int, manifest.Manifest]:
         """The manifests of the committed steps whose files have the right lengths, ascending.
 
-        Those that `newest` has found damaged are left out.
+        Warns once about each that is damaged, and leaves it out.
         """
         manifests = {}
         for step, files in _numbered(storage.folders(self.folder)).items():
-            with suppress(CheckpointError):
-                if manifest.NAME in files and step not in self._damaged:
-                    saved = manifest.read(self.path(step))
-                    manifest.check_lengths(self.path(step), saved, files)
-                    manifests[step] = saved
+            if manifest.NAME not in files or step in self._damaged:
+                continue
+            try:
+                saved = manifest.read(self.path(step))
+                manifest.check_lengths(self.path(step), saved, files)
+                manifests[step] = saved
+            except CheckpointError as error:
+                if self.is_committed(step):  # otherwise it has been removed since it was listed
+                    self._damaged[step] = str(error)
+                    warnings.warn(f"{error}; step {step} is skipped", stacklevel=4)
         return manifests
 
     def newest(self) -> int | None:

@@ -59,6 +59,16 @@ def test_a_damaged_newest_step_gives_way_to_the_one_before(three, name, kind):
     assert names(three) == {"2", "3", "5"} and states.is_right(Checkpoints(three), 5)
 
 
+def test_an_older_step_whose_files_have_another_length_is_named_once_and_left_out(three):
+    path = arrays(three / "3")
+    DAMAGE["half"](path)
+    checkpoints = Checkpoints(three)
+    with pytest.warns(UserWarning, match=f"{path} is damaged: .*; step 3 is skipped") as said:
+        assert checkpoints.newest_step() == 5
+        assert checkpoints.steps() == checkpoints.steps() == [2, 5]
+    assert len(said) == 1
+
+
 def test_a_damaged_step_goes_when_a_newer_one_is_saved(three):
     flip(arrays(three / "5"))
     with pytest.warns(UserWarning), Checkpoints(three) as checkpoints:
