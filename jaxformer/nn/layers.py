@@ -56,15 +56,18 @@ def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array,
     return x
 
 
-def _recomputed_on_gpu(function: Callable[..., Array]) -> Callable[..., Array]:
+def _recomputed_on_gpu(
+    function: Callable[..., Array], gpu_twin: Callable[..., Array] | None = None
+) -> Callable[..., Array]:
     """`function` of arrays, whose derivative on a GPU starts from these arrays.
 
     Otherwise XLA for a GPU keeps what the forward pass has computed, such as tanh of a hidden layer
     and normalised rows in float32: in GPT-2's training step it wrote and read a twentieth more.
+    A GPU computes `gpu_twin`, where one is given, in place of `function`.
     """
 
     def computed(*arrays: Array) -> Array:
-        again = jax.checkpoint(function)
+        again = jax.checkpoint(gpu_twin or function)
         return jax.lax.platform_dependent(*arrays, cuda=again, default=function)
 
     return computed
@@ -249,7 +252,12 @@ class Norm(nn.Module):
             y = y * as_row(vectors[0])
             return (y + as_row(vectors[1]) if len(vectors) > 1 else y).astype(x.dtype)
 
-        return _recomputed_on_gpu(of_rows)(x, *vectors)
+        def of_one_row(x: Array, *vectors: Array) -> Array:
+            # XLA for a GPU makes one kernel of a norm, but three if it has one row alone.
+            rows = x.reshape(1, -1) + np.array([[0], [1]], x.dtype)
+            return jax.lax.slice_in_dim(of_rows(rows, *vectors), 0, 1).reshape(x.shape)
+
+        return _recomputed_on_gpu(of_rows, of_one_row if x.size == size[0] else None)(x, *vectors)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -156,8 +156,10 @@ def test_the_rows_that_fit_an_h100_are_known_from_two_programs_of_fewer(h100s):
     assert fewest_parts(known.__getitem__, 1.01 * known[8], 480, 40) == 8
 
 
-@pytest.mark.parametrize("texts", [1, 32])
-def test_a_step_of_writing_moves_little_more_than_weights_and_cache_on_an_h100(h100s, texts):
+@pytest.mark.parametrize(("texts", "kernels"), [(1, 204), (32, 188)])
+def test_a_step_of_writing_is_few_kernels_that_read_weights_and_cache_on_an_h100(
+    h100s, texts, kernels
+):
     """Of parameters in float32, as a run has them; in 16 bits once, before the first step."""
     model = DecoderOnly(gpt2_124m.model)
     devices = single(h100s(1)[0])
@@ -181,7 +183,7 @@ def test_a_step_of_writing_moves_little_more_than_weights_and_cache_on_an_h100(h
     cost = step_cost(Program(program.as_text()))
     read = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((params, state.cache)))
     assert cost.bytes <= 1.2 * read
-    assert cost.kernels <= 300
+    assert cost.kernels <= kernels, cost
 
 
 def test_the_options_of_a_gpu_spare_a_translator_the_copies_of_joined_products(h100s):
