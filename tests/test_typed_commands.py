@@ -11,12 +11,10 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import jaxformer as jf
@@ -24,6 +22,7 @@ from jaxformer.text.tokenizers import train_bpe
 from tests.documents import PAGES, ROOT, commands
 from tests.experiments.test_distributed import ended, finished, lines
 from tests.experiments.tiny_runs import WORDS
+from tests.pretrained.models import LLAMA, decoder, inputs_of
 from tests.two_processes import free_port
 
 CLUSTER = ".venv/bin/python -m experiments.translation.train --distributed --strategy sharded"
@@ -156,18 +155,10 @@ def test_a_llama_on_four_devices_continues_a_text(place, random_params):
 def save_llama(folder: Path, random_params: Any) -> None:
     """Writes a small Llama as transformers does."""
     tokenizer = train_bpe(["def main(): return"], 271)
-    sizes = {"vocab_size": 271, "d_model": 24, "d_ff": 52, "num_heads": 4}
-    config = replace(
-        jf.TransformerConfig(**sizes, num_decoder_layers=1, max_len=211),
-        norm=jf.NormOptions("rms", placement="pre"),
-        feed_forward=jf.FeedForwardOptions("silu", gated=True),
-        embeddings=jf.EmbeddingOptions(tied="none", scale=False),
-        positions=jf.Rotary(),
-        use_bias=False,
-    )
-    model = jf.DecoderOnly(config)
+    sizes = {"vocab_size": 271, "d_model": 24, "d_ff": 52, "max_len": 211}
+    model = decoder(LLAMA, **sizes, num_heads=4, attention__num_kv_heads=None)
     folder.parent.mkdir(parents=True)
-    params = random_params(model, np.ones((2, 3), np.int32))
+    params = random_params(model, *inputs_of(model))
     jf.save_pretrained(folder, model, params, tokenizer)
 
 

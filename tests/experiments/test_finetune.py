@@ -25,14 +25,7 @@ from experiments.language_modelling.tasks.chat_template import (
 )
 from experiments.language_modelling.tasks.rows import Encoded
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import (
-    BERT_BASE,
-    EmbeddingOptions,
-    FeedForwardOptions,
-    NormOptions,
-    Rotary,
-    TransformerConfig,
-)
+from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
@@ -41,19 +34,13 @@ from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, changed
+from tests.pretrained.models import LLAMA, PLAIN_BERT
 
 T = 23
 TEXTS = [f"the {a} is {b} and {c}." for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
-SIZES = {"vocab_size": 300, "d_model": 12, "d_ff": 17, "num_heads": 3, "max_len": 71}
-LLAMA = {
-    "norm": NormOptions("rms", placement="pre"),
-    "feed_forward": FeedForwardOptions("silu", gated=True),
-    "embeddings": EmbeddingOptions(tied="none", scale=False),
-    "positions": Rotary(),
-    "use_bias": False,
-}
-BERT = replace(BERT_BASE, **SIZES, num_encoder_layers=1, pooler="none", dropout_rate=0.0)
-GPT = TransformerConfig(num_decoder_layers=1, **SIZES, **LLAMA)
+SIZES = {"vocab_size": 300, "max_len": 71}
+BERT = with_fields(PLAIN_BERT, SIZES | {"num_encoder_layers": 1})
+GPT = with_fields(LLAMA, SIZES | {"num_decoder_layers": 1, "d_model": 20})
 CAUSAL = FinetuneConfig("causal", GPT, data=DataConfig(seq_len=T))
 MASKED = replace(CAUSAL, model=BERT, objective="masked", init_from="x")
 LABELLED = list(

@@ -12,6 +12,7 @@ from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import load_generation_config, load_pretrained
 from jaxformer.text.tokenizers import load, train_bpe, train_characters, train_words
+from tests.pretrained.models import MARIAN, inputs_of, model_of
 
 SEARCH = jf.SearchConfig(
     beam_size=3,
@@ -34,21 +35,9 @@ def tokenizer():
 @pytest.fixture(scope="module")
 def system(tokenizer, random_params):
     """A model whose BOS and padding are likely, and whose BOS has a row that is not zero."""
-    config = jf.TransformerConfig(
-        tokenizer.vocab_size,
-        d_model=12,
-        d_ff=17,
-        num_heads=3,
-        num_encoder_layers=1,
-        num_decoder_layers=1,
-        max_len=23,
-        norm=jf.NormOptions(eps=1e-5),
-        output=jf.OutputOptions(bias=True),
-        embeddings=jf.EmbeddingOptions(zero_id=jf.BOS),
-        positions=jf.Sinusoidal(layout="halves"),
-    )
-    model, ids = jf.EncoderDecoder(config), np.ones((2, 3), np.int32)
-    params = random_params(model, ids, ids)
+    changes = {"vocab_size": tokenizer.vocab_size, "max_len": 23, "embeddings.zero_id": jf.BOS}
+    model = model_of(MARIAN, changes)
+    params = random_params(model, *inputs_of(model))
     params["output"]["bias"][:2] = 1.5, 1.0
     return model, params
 
