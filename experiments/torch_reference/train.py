@@ -46,8 +46,8 @@ class TorchDecoderOnly(DecoderOnly):
 def main(config: LanguageConfig | TranslationConfig) -> None:
     """Prepares the text, trains, and scores the result as a run of jaxformer is."""
     if isinstance(config, TranslationConfig):
-        config = torch_config(config, TorchEncoderDecoder)
-        translation.train(config, make_step=make_torch_step(_transformer))
+        named = torch_config(config, TorchEncoderDecoder)
+        translation.train(named, make_step=make_torch_step(_transformer))
         return
     if config.objective != "causal" or config.data.isolate_documents:
         raise ConfigError(
@@ -55,8 +55,8 @@ def main(config: LanguageConfig | TranslationConfig) -> None:
             f"{config.data.isolate_documents} is not supported by the PyTorch reference: "
             "give objective='causal' and data.isolate_documents=False"
         )
-    config = torch_config(config, TorchDecoderOnly)
-    language_modelling.train(config, make_step=make_torch_step(_gpt))
+    named = torch_config(config, TorchDecoderOnly)
+    language_modelling.train(named, make_step=make_torch_step(_gpt))
 
 
 def _transformer(config: TranslationConfig) -> Any:

@@ -16,7 +16,7 @@ from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.errors import ConfigError
 
 KNOWN = ("validation_bleu", "validation_loss", "validation_other")
-SCORES = {"validation_bleu": 31.7, "validation_loss": 2.5, "validation_kl": 0.3}
+SCORES = {"validation_bleu": 31.7, "validation_loss": 2.5, "validation_perplexity": 0.3}
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,10 @@ SCORES = {"validation_bleu": 31.7, "validation_loss": 2.5, "validation_kl": 0.3}
             {"early_stopping_metric": "validation_other", "early_stopping_mode": "max"},
             ("validation_other", -1.0),
         ),
-        ({"early_stopping_metric": "validation_kl", "loss": "a:b"}, ("validation_kl", 1.0)),
+        (
+            {"early_stopping_metric": "validation_perplexity", "loss": "a:b"},
+            ("validation_perplexity", 1.0),
+        ),
         ({"early_stopping_metric": "own_loss", "metrics": ("a:b",)}, ("own_loss", 1.0)),
     ],
 )
@@ -45,7 +48,9 @@ def test_a_score_whose_name_does_not_tell_its_direction_is_refused_before_traini
 
 def test_a_score_of_ones_own_loss_that_is_not_there_is_refused_at_the_evaluation():
     metric = stopping_metric(TrainingConfig(early_stopping_metric="x_loss", loss="a:b"), KNOWN)
-    with pytest.raises(ConfigError, match="gives validation_bleu, validation_loss, validation_kl"):
+    with pytest.raises(
+        ConfigError, match="gives validation_bleu, validation_loss, validation_perplexity"
+    ):
         metric.of(SCORES)
 
 

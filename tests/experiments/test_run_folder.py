@@ -209,21 +209,21 @@ def test_each_logged_step_is_one_line_on_disk_at_once(tmp_path):
     # JSON has no infinity.
     assert (tmp_path / "metrics.jsonl").read_text() == text + '{"step": 5, "loss": null}\n'
     assert run.metrics()[1] == {"step": 5}
-    run.loggers.call("close")
+    run.call("close")
 
 
 def test_after_a_resume_no_line_is_doubled_or_missing(tmp_path):
     run = Run(tmp_path)
     for step in range(1, 8):
         run.log(step, loss=step)
-    run.loggers.call("close")
+    run.call("close")
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 8, "lo')
     resumed = Run(tmp_path)
     resumed.resume(5)
     for step in range(6, 10):
         resumed.log(step, loss=step)
-    resumed.loggers.call("close")
+    resumed.call("close")
     assert resumed.metrics() == [{"step": step, "loss": float(step)} for step in range(1, 10)]
     assert (tmp_path / "metrics.jsonl").read_text().count("\n") == 9
     assert {path.name for path in tmp_path.iterdir()} <= {"metrics.jsonl", "tensorboard"}
@@ -233,11 +233,11 @@ def test_tensorboard_gets_the_same_numbers_and_hides_those_before_a_resume(tmp_p
     run = Run(tmp_path)
     run.log(3, loss=2.5)
     run.log(4, loss=2.0)
-    run.loggers.call("close")
+    run.call("close")
     run = Run(tmp_path)
     run.resume(3)
     run.log(4, loss=1.5)
-    run.loggers.call("close")
+    run.call("close")
     found = list(events(tmp_path))
     values = [(e.step, v.tag, v.simple_value) for e in found for v in e.summary.value]
     assert values == [(3, "loss", 2.5), (4, "loss", 2.0), (4, "loss", 1.5)]
@@ -251,7 +251,7 @@ def test_tensorboard_gets_texts(tmp_path):
     assert not list(tmp_path.iterdir())
     run.log(3, loss=2.5)
     run.log_text(3, "samples", ["a *dog*", "ein Hund"])
-    run.loggers.call("close")
+    run.call("close")
     number, text = (v for event in events(tmp_path) for v in event.summary.value)
     assert number.tag == "loss"
     assert text.tensor.string_val == [b"    a *dog*\n    ein Hund\n"]
@@ -262,7 +262,7 @@ def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch, 
     run = Run(tmp_path)
     run.log(3, loss=2.5)
     run.log(5, loss=1.5)
-    run.loggers.call("close")
+    run.call("close")
     assert len(run.metrics()) == 2
     assert not (tmp_path / "tensorboard").exists()
     assert capsys.readouterr().err == ""
@@ -273,7 +273,7 @@ def test_tensorboard_files_that_cannot_be_written_cost_one_warning(tmp_path, cap
     run = Run(tmp_path)
     run.log(1, loss=1.0)
     run.log(2, loss=1.0)
-    run.loggers.call("close")
+    run.call("close")
     assert [line["step"] for line in run.metrics()] == [1, 2]
     assert capsys.readouterr().err.count("the logger TensorBoard failed: FileExistsError") == 1
 
@@ -285,7 +285,7 @@ def test_a_full_disk_costs_metrics_and_one_warning_but_not_the_training(tmp_path
         for step in (2, 3, 4):
             run.log(step, loss=float(step))
     run.log(5, loss=5.0)
-    run.loggers.call("close")
+    run.call("close")
     assert [line["step"] for line in run.metrics()] == [1, 5]
     said = capsys.readouterr().err
     assert said.count("the logger MetricsFile failed: OSError: ") == 1

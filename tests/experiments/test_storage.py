@@ -159,7 +159,7 @@ def test_metrics_in_a_bucket_are_there_after_a_flush_and_cost_one_request(bucket
         run.log(step, loss=step / 7)
     assert run.metrics() == []
     before = buckets.inject()["requests"]
-    run.loggers.call("flush")
+    run.call("flush")
     asked = buckets.inject()["requests"] - before - 1
     assert asked <= 2, "metrics.jsonl and TensorBoard's file"
     reader = Run(folder, writes=False)
@@ -167,10 +167,10 @@ def test_metrics_in_a_bucket_are_there_after_a_flush_and_cost_one_request(bucket
     run.resume(5)
     run.log(6, loss=0.5)
     with buckets.injected(read_only=True):
-        run.loggers.call("flush")
+        run.call("flush")
     assert "the logger MetricsFile failed" in capsys.readouterr().err
     assert [line["step"] for line in reader.metrics()] == [*range(1, 6)]
-    run.loggers.call("close")
+    run.call("close")
     assert [line["step"] for line in reader.metrics()] == [*range(1, 7)]
     events = [x for x in (folder / "tensorboard").iterdir() if os.fspath(x).count("tfevents")]
     assert len(events) == 1 and len(events[0].read_bytes()) > 100

@@ -55,7 +55,7 @@ def _damaged(args: dict[str, Any], whole: Path, tries: int) -> Iterator[tuple[st
     log = run_folder.Run(run)
     for step in STEPS:
         log.log(step, loss=1.0 / step)
-    log.loggers.call("close")
+    log.call("close")
     names = [path.relative_to(run) for path in sorted(run.rglob("*")) if path.is_file()]
     names = [name for name in names if name.parts[0] not in ("checkpoints", "tensorboard")]
     shutil.copytree(run, whole)

@@ -7,7 +7,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable, Mapping
-from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,29 +22,6 @@ class Logger(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the numbers of `step`."""
-
-
-class Loggers:
-    """Loggers of a run; the first error of each is a warning, and further ones are silent."""
-
-    def __init__(self, loggers: Iterable[Logger] = ()):
-        self._loggers = list(loggers)
-        self._warned: set[int] = set()
-
-    def add(self, loggers: Iterable[Logger]) -> None:
-        """Adds further ones."""
-        self._loggers.extend(loggers)
-
-    def call(self, method: str, *args: Any) -> None:
-        """Calls the `method` of each logger that has it, with copies of `args`."""
-        for logger in self._loggers:
-            try:
-                getattr(logger, method, lambda *_: None)(*map(copy, args))
-            except Exception as error:
-                if id(logger) not in self._warned:
-                    reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
-                    display.say(f"warning: the logger {reason}; training goes on", sys.stderr)
-                self._warned.add(id(logger))
 
 
 class MetricsFile:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import KW_ONLY, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,7 +22,7 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.distributed import ProcessOptions
-from experiments.harness.runs.loggers import Loggers, MetricsFile, TensorBoard
+from experiments.harness.runs.loggers import Logger, MetricsFile, TensorBoard
 from jaxformer import records, storage
 from jaxformer.config import (
     Natural,
@@ -168,29 +169,38 @@ def refuse_differences(
 
 
 class Run:
-    """The folder of one run, and the loggers of its metrics: metrics.jsonl and TensorBoard.
+    """The folder of one run, and the loggers of its metrics: its file, TensorBoard, the user's.
 
-    If something cannot be written, training goes on, with one warning on stderr. TensorBoard files
-    are written where tensorboardX is installed. Without `writes`, as in all processes but the
-    first, nothing is written.
+    If something cannot be written, or a logger fails, training goes on, with one warning on stderr.
+    TensorBoard files are written where tensorboardX is installed. Without `writes`, as in all
+    processes but the first, nothing is written.
     """
 
     def __init__(self, folder: str | Path, *, writes: bool = True):
         self.folder = storage.to_path(folder)
         self._writes = writes
         self._file = MetricsFile(self.folder)
-        self.loggers = Loggers([self._file] if writes else [])
+        self.loggers: list[Logger] = [self._file] if writes else []
         if writes and importlib.util.find_spec("tensorboardX") is not None:
-            self.loggers.add([TensorBoard(self.folder / "tensorboard")])
-        self._warned: set[str] = set()
+            self.loggers.append(TensorBoard(self.folder / "tensorboard"))
+        self._warned: set[Any] = set()
 
     def log(self, step: int, **values: float) -> None:
         """Gives `values` of `step` to all loggers."""
-        self.loggers.call("log", int(step), {name: float(x) for name, x in values.items()})
+        self.call("log", int(step), {name: float(x) for name, x in values.items()})
 
     def log_text(self, step: int, name: str, lines: Iterable[str]) -> None:
         """Shows `lines` of `step` in TensorBoard, next to numbers that were logged before."""
-        self.loggers.call("log_text", int(step), name, list(lines))
+        self.call("log_text", int(step), name, list(lines))
+
+    def call(self, method: str, *args: Any) -> None:
+        """Calls the `method` of each logger that has it, with copies of `args`."""
+        for logger in self.loggers:
+            try:
+                getattr(logger, method, lambda *_: None)(*map(copy, args))
+            except Exception as error:
+                reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
+                self._warn_once(id(logger), f"the logger {reason}; training goes on")
 
     def add_environment(self, **facts: str) -> None:
         """Adds `facts` to what env.json says of this start."""
@@ -217,10 +227,12 @@ class Run:
         try:
             yield
         except OSError as error:
-            if name not in self._warned:
-                message = f"{self.folder / name} could not be written: {error}"
-                display.say(f"warning: {message}", sys.stderr)
-            self._warned.add(name)
+            self._warn_once(name, f"{self.folder / name} could not be written: {error}")
+
+    def _warn_once(self, source: Any, message: str) -> None:
+        if source not in self._warned:
+            display.say(f"warning: {message}", sys.stderr)
+        self._warned.add(source)
 
 
 class TrainResult(NamedTuple):

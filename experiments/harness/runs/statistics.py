@@ -46,7 +46,6 @@ _QUANTITIES = {
     "f1": Quantity("F1", better="higher"),
     "rougeLsum": Quantity("ROUGE-Lsum", better="higher"),
     "bits_per_byte": Quantity("bits per byte", better="lower"),
-    "kl": Quantity("divergence", "nats per token", better="lower"),
     "perplexity": Quantity("perplexity", "per token", better="lower", log=True),
     "word_perplexity": Quantity("word perplexity", "per word", better="lower", log=True),
     "learning_rate": Quantity("learning rate"),

@@ -100,7 +100,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             progress.settle()
             noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
             with progress.held_up("saving"):
-                log.loggers.call("flush")
+                log.call("flush")
                 # Only regular checkpoints are averaged, as if the run had never been stopped.
                 regular = due(number, training.save_every)
                 metric = stopping.metric_at(number)
@@ -112,7 +112,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 scores = task.evaluate(result_params(state, training), number)
             after = log_evaluation(run, number, scores, stopping)
             if is_saved:
-                log.loggers.call("flush")
+                log.call("flush")
                 noted = {"early_stopping": after._asdict()}
                 saves.annotate(number, noted, after.metric)
             return after

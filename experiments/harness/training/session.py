@@ -108,8 +108,8 @@ def open_run(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
         build.DEVICE_CHECKS.clear()  # those of an earlier run in this process
-        log.loggers.add(build.build_loggers(config.training, log.folder, loggers))
-        stack.callback(log.loggers.call, "close")  # also on a signal, or where training diverges
+        log.loggers += build.build_loggers(config.training, log.folder, loggers)
+        stack.callback(log.call, "close")  # also on a signal, or where training diverges
         peak, training = peak_of(devices, config.model.dtype), config.training
         log.add_environment(setup=str(setup), utilization=str(peak))
         if config.verbose:
