@@ -31,6 +31,7 @@ OLD_AND_NEW = [
     ("distilbert", {"dim": 768, "hidden_size": 384}),
     ("qwen2", {"num_key_value_heads": None}),
     ("mistral", {"head_dim": None}),
+    ("llama", {"rope_theta": None, "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}),
     ("llama", {"rope_theta": 5.0, "rope_parameters": {"rope_theta": 7.0, "rope_type": "default"}}),
     ("llama", {"rope_theta": 5.0, "rope_scaling": {"type": "linear", "factor": 3.0}}),
     (

@@ -15,7 +15,7 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import load_file, save_file
 
 import jaxformer as jf
-from jaxformer.config import Alibi, Learned, Llama3, Rotary
+from jaxformer.config import Alibi, Learned
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
@@ -27,7 +27,6 @@ from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import write_config
 from jaxformer.pretrained.model_specs import param_shapes, spec_of
 from jaxformer.pretrained.saving import check_savable
-from jaxformer.pretrained.weight_map import linear, scaled
 from jaxformer.text import tokenizers
 from tests.pretrained.models import BERT, GPT2, MODELS, inputs_of
 
@@ -76,44 +75,6 @@ def test_shapes_are_those_of_init_also_where_a_part_has_no_hash(random_params, l
     assert param_shapes(model) == param_shapes(unhashable) == expected
     param_shapes(model).clear()
     assert param_shapes(model) == expected, "the caller's dict is its own"
-
-
-def test_a_gemma_stores_the_scale_of_a_norm_less_one(filled, folder):
-    tensors = load_file(folder("gemma") / "model.safetensors")
-    scale = filled("gemma")[1]["decoder"]["final_norm"]["scale"]
-    np.testing.assert_allclose(tensors["model.norm.weight"], scale - 1, atol=1e-6)
-
-
-def test_positions_of_a_roberta_follow_two_unused_rows(filled, folder):
-    path = folder("roberta")
-    stored = load_file(path / "model.safetensors")["roberta.embeddings.position_embeddings.weight"]
-    assert json.loads((path / "config.json").read_text())["max_position_embeddings"] == 13
-    assert stored.shape == (13, 10) and not stored[:2].any()
-    table = filled("roberta")[1]["encoder"]["positions"]["table"]
-    np.testing.assert_array_equal(stored[2:], table)
-
-
-def test_three_matrices_are_columns_of_one(filled, folder):
-    tensors = load_file(folder("gpt2") / "model.safetensors")
-    attention = filled("gpt2")[1]["decoder"]["blocks_1"]["attention"]
-    joined = tensors["transformer.h.1.attn.c_attn.weight"]
-    assert joined.shape == (10, 30)
-    np.testing.assert_array_equal(joined[:, 10:20], attention["key"]["kernel"].reshape(10, 10))
-    bias = tensors["transformer.h.1.attn.c_attn.bias"]
-    np.testing.assert_array_equal(bias[20:], attention["value"]["bias"].reshape(-1))
-    out = tensors["transformer.h.1.attn.c_proj.weight"]
-    np.testing.assert_array_equal(out[2:4], attention["out"]["kernel"][1])
-
-
-def test_a_linear_map_is_written_with_its_outputs_first():
-    ours = np.arange(30, dtype=np.float32).reshape(3, 2, 5)
-    assert linear().shape((3, 2, 5)) == (10, 3)
-    assert linear(inputs=2).shape((3, 2, 5)) == (5, 6)
-    np.testing.assert_array_equal(linear().to_hf(ours)[7], ours[:, 1, 2])
-    np.testing.assert_array_equal(linear(inputs=2).to_hf(ours)[4], ours[..., 4].reshape(-1))
-    doubled = scaled(linear(), 2.0)
-    np.testing.assert_array_equal(doubled.to_hf(ours), linear().to_hf(ours) / 2)
-    np.testing.assert_array_equal(doubled.to_jax(doubled.to_hf(ours), ours.shape), ours)
 
 
 def test_attention_function_and_dtype_are_the_callers(folder):
@@ -185,27 +146,6 @@ def test_what_is_switched_off_or_changes_nothing_is_passed_over(folder, key, val
     said = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(said | {key: value}))
     load_pretrained(path)
-
-
-@pytest.mark.parametrize("key", ["rope_parameters", "rope_scaling"])
-def test_rotary_scaling_is_read_from_both_its_places(folder, key, change):
-    path = folder("llama")
-    scaling = {"factor": 8.0, "high_freq_factor": 5.0, "low_freq_factor": 0.5}
-    more = {"original_max_position_embeddings": 7, "rope_type": "llama3"}
-    change(path, rope_parameters=None, rope_theta=5000.0)
-    change(path, **{key: scaling | more})
-    positions = load_pretrained(path).model.config.positions
-    assert positions == Rotary(5000.0, scaling=Llama3(8.0, 0.5, 5.0, original_len=7))
-
-
-def test_the_base_of_rotary_positions_is_found_in_all_its_places(folder, change):
-    path = folder("llama")
-    change(path, rope_parameters=None, rope_theta=5000.0)
-    assert load_pretrained(path).model.config.positions.base == 5000.0
-    change(path, rope_parameters={"rope_theta": 6000.0, "rope_type": "default"})
-    assert load_pretrained(path).model.config.positions.base == 6000.0
-    change(path, rope_parameters=None, rope_theta=None)
-    assert load_pretrained(path).model.config.positions.base == 10_000.0
 
 
 def test_biases_of_one_kind_alone_leave_the_others_zero(folder, change, rewrite):
