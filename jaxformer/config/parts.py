@@ -104,8 +104,6 @@ class EmbeddingOptions(Checked):
     """The token whose embedding is zero, such as the start token of Marian; None: none."""
     num_types: Natural = 0
     """The number of token types (BERT's two sentences); 0: no type embedding."""
-    dropout_rate: Fraction = 0.0
-    """Dropout of the whole embeddings of source and target tokens (Sennrich et al. 2016, WMT16)."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap, tap
 from jaxformer.nn.models import EncoderOnly, Model, Tokens
-from jaxformer.nn.stack import dense_init
+from jaxformer.nn.stack import initializers
 from jaxformer.ops.dense import add_bias, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
@@ -48,7 +48,7 @@ class MaskedLanguageModel(Model):
                 "output.bias=False, but the logits of a masked model have a bias: leave it out"
             )
         self.encoder: EncoderOnly = EncoderOnly(config, self.attention_fn, self.block)
-        init = dense_init(config)
+        init = initializers(config).dense
         self.transform: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)
         norm = config.norm
         self.transform_norm: Norm = Norm(norm.kind, norm.eps, config.use_bias)
@@ -186,7 +186,8 @@ class SpanPredictor(nn.Module):
 
 def dense_head(config: TransformerConfig, size: int) -> Dense:
     """The layer `head` of a task with `size` outputs."""
-    return Dense(size, dtype=config.dtype, kernel_init=dense_init(config), name="head")
+    init = initializers(config).dense
+    return Dense(size, dtype=config.dtype, kernel_init=init, name="head")
 
 
 def take_positions(

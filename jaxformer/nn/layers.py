@@ -56,21 +56,19 @@ def tap(module: nn.Module, name: str, x: Float[Array, "*shape"]) -> Float[Array,
     return x
 
 
-def _recomputed_on_gpu(
-    function: Callable[..., Array], gpu_twin: Callable[..., Array] | None = None
-) -> Callable[..., Array]:
-    """`function` of arrays, whose derivative on a GPU starts from these arrays.
+def recompute_on_gpu(
+    function: Callable[..., Array],
+    *arrays: Array,
+    gpu_twin: Callable[..., Array] | None = None,
+) -> Array:
+    """`function(*arrays)`, whose derivative on a GPU starts from `arrays`.
 
     Otherwise XLA for a GPU keeps what the forward pass has computed, such as tanh of a hidden layer
     and normalised rows in float32: in GPT-2's training step it wrote and read a twentieth more.
     A GPU computes `gpu_twin`, where one is given, in place of `function`.
     """
-
-    def computed(*arrays: Array) -> Array:
-        again = jax.checkpoint(gpu_twin or function)
-        return jax.lax.platform_dependent(*arrays, cuda=again, default=function)
-
-    return computed
+    again = jax.checkpoint(gpu_twin or function)
+    return jax.lax.platform_dependent(*arrays, cuda=again, default=function)
 
 
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
@@ -84,9 +82,9 @@ def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
 
 ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "relu": jax.nn.relu,
-    "gelu": _recomputed_on_gpu(gelu),
-    "gelu_tanh": _recomputed_on_gpu(partial(jax.nn.gelu, approximate=True)),
-    "silu": _recomputed_on_gpu(jax.nn.silu),
+    "gelu": partial(recompute_on_gpu, gelu),
+    "gelu_tanh": partial(recompute_on_gpu, partial(jax.nn.gelu, approximate=True)),
+    "silu": partial(recompute_on_gpu, jax.nn.silu),
 }
 """The functions that `FeedForwardOptions.activation` names; their plain twins are jax.nn's."""
 
@@ -105,29 +103,20 @@ class Dropout(nn.Module):
         dropout = self.at(rng, len(x)) if self.rate else None
         return x if dropout is None else dropout(x)
 
-    def at(self, rng: DropoutRng | None, rows: int) -> DropoutMask | None:
+    def at(self, rng: DropoutRng | jax.Array | None, rows: int) -> DropoutMask | None:
         """Dropout of `rows` rows at this place as a function; None where nothing is dropped.
 
-        Raises `ValueError` for a key in `rngs` without `rng`.
+        A key alone numbers the rows. Raises `ValueError` for a key in `rngs` without `rng`.
         """
-        rng = dropout_rng_of(self, rng, rows)
+        if rng is None and self.has_rng("dropout") and not self.is_initializing():
+            raise ValueError(
+                'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
+                "give dropout_rng=key, or DropoutRng.create(key, example_ids), or a dropout rate "
+                "of 0"
+            )
+        rng = as_dropout_rng(rng, rows)
         place = "/".join((*self.path[:-1], self.place))
         return None if rng is None else DropoutMask(rng, place, self.rate)
-
-
-def dropout_rng_of(
-    module: nn.Module, rng: DropoutRng | jax.Array | None, rows: int
-) -> DropoutRng | None:
-    """The randomness of the dropout of `rows` rows in `module`; a key alone numbers the rows.
-
-    Raises `ValueError` for a key in `rngs` without `rng`.
-    """
-    if rng is None and module.has_rng("dropout") and not module.is_initializing():
-        raise ValueError(
-            'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
-            "give dropout_rng=key, or DropoutRng.create(key, example_ids), or a dropout rate of 0"
-        )
-    return as_dropout_rng(rng, rows)
 
 
 class Embedding(nn.Module):
@@ -257,7 +246,8 @@ class Norm(nn.Module):
             rows = x.reshape(1, -1) + np.array([[0], [1]], x.dtype)
             return jax.lax.slice_in_dim(of_rows(rows, *vectors), 0, 1).reshape(x.shape)
 
-        return _recomputed_on_gpu(of_rows, of_one_row if x.size == size[0] else None)(x, *vectors)
+        twin = of_one_row if x.size == size[0] else None
+        return recompute_on_gpu(of_rows, x, *vectors, gpu_twin=twin)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))

@@ -16,10 +16,10 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
-from jaxformer.nn.layers import Dense, Embedding, LMHead, check_axes, dropout_rng_of, tap
-from jaxformer.nn.stack import Stack, dense_init, make_stack, table_init
+from jaxformer.nn.layers import Dense, Embedding, LMHead, tap
+from jaxformer.nn.stack import Stack, initializers, make_stack
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.dropout import DropoutMask, DropoutRng
+from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, as_padding_mask
 
 Tokens = Int[AnyArray, "B T"] | Float[AnyArray, "B T D"]
@@ -32,8 +32,8 @@ def make_embedding(
     config: TransformerConfig, vocab_size: int, zero_id: int | None = None
 ) -> Embedding:
     """A table of `vocab_size` vectors of the model of `config`."""
-    scale = config.embeddings.scale
-    return Embedding(vocab_size, config.d_model, scale, zero_id, table_init(config), config.dtype)
+    scale, init = config.embeddings.scale, initializers(config).table
+    return Embedding(vocab_size, config.d_model, scale, zero_id, init, config.dtype)
 
 
 class Model(nn.Module):
@@ -42,22 +42,6 @@ class Model(nn.Module):
     config: TransformerConfig
     attention_fn: AttentionFn = reference
     block: MakeBlock = Block
-
-    def embed(
-        self,
-        embedding: Embedding,
-        ids: Tokens,
-        dropout_rng: DropoutRng | None,
-        side: str = "target",
-    ) -> Float[Array, "B T D"]:
-        """The vectors of `ids`, some of them zero with word dropout; `side` has its own masks."""
-        x, rate = embedding(ids), self.config.embeddings.dropout_rate
-        check_axes("ids", x[..., 0], "B T")
-        if not rate:
-            return x
-        name = "/".join((*self.path, f"{side}_words"))
-        rng = dropout_rng_of(self, dropout_rng, len(x))
-        return DropoutMask(rng, name, rate)(x, whole_vectors=True)
 
 
 class DecodingModel(Model):
@@ -76,7 +60,7 @@ class DecodingModel(Model):
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
         output = config.output
         self.output: LMHead = LMHead(
-            config.vocab_size, bool(output.bias), output.softcap, dense_init(config)
+            config.vocab_size, bool(output.bias), output.softcap, initializers(config).dense
         )
         self.decoder: Stack = make_stack(
             config, config.num_decoder_layers, self._cross, self.attention_fn, self.block
@@ -157,7 +141,7 @@ class EncoderDecoder(DecodingModel):
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         encoded = self.encode(source, padding_mask, dropout_rng=dropout_rng)
         return self.decoder(
-            self.embed(self.embedding, target, dropout_rng),
+            self.embedding(target),
             AttentionMask(causal=True),
             encoder_kv=self.decoder.encoder_keys_values(encoded),
             encoder_mask=AttentionMask(padding_mask=padding_mask),
@@ -173,8 +157,7 @@ class EncoderDecoder(DecodingModel):
     ) -> Float[Array, "B S D"]:
         """The encoder's output for `source`."""
         embedding = self.embedding if self.config.ties_inputs else self.source_embedding
-        x = self.embed(embedding, source, dropout_rng, "source")
-        return self.encoder(x, padding_mask, dropout_rng=dropout_rng)
+        return self.encoder(embedding(source), padding_mask, dropout_rng=dropout_rng)
 
     def init_cache(
         self,
@@ -230,8 +213,8 @@ class DecoderOnly(DecodingModel):
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B T D"]:
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
+        x = self.embedding(tokens)
         mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
-        x = self.embed(self.embedding, tokens, dropout_rng)
         return self.decoder(x, mask, positions=positions, dropout_rng=dropout_rng)
 
     def pooled(
@@ -314,7 +297,7 @@ class EncoderOnly(Model):
         )
         if config.pooler != "none":
             self.pooler: Dense = Dense(
-                config.d_model, dtype=config.dtype, kernel_init=dense_init(config)
+                config.d_model, dtype=config.dtype, kernel_init=initializers(config).dense
             )
 
     def __call__(
@@ -329,7 +312,7 @@ class EncoderOnly(Model):
 
         `token_type_ids` (which of two sentences a token belongs to) default to 0.
         """
-        x = self.embed(self.embedding, tokens, dropout_rng)
+        x = self.embedding(tokens)
         if self.config.embeddings.num_types:
             zeros = jnp.zeros(tokens.shape[:2], jnp.int32)
             x = x + self.type_embedding(zeros if token_type_ids is None else token_type_ids)

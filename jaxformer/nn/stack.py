@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from jaxformer.config.positions import ParamSpecs, TokenPositions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
 from jaxformer.nn.cache import Cache, KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
+from jaxformer.nn.layers import Dropout, Initializer, Norm, check_axes, tap
 from jaxformer.nn.stacked_blocks import STACKED
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
@@ -28,56 +28,27 @@ _NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
 _NORMAL = nn.initializers.normal(0.02)
 
 
-def dense_init(config: TransformerConfig) -> Initializer:
-    """The initializer of projections."""
-    return nn.initializers.xavier_uniform() if config.initializer == "xavier" else _NORMAL
+class Initializers(NamedTuple):
+    """The initializers of the matrices of a model."""
+
+    dense: Initializer
+    """Of projections."""
+    residual: Initializer
+    """Of projections into the residual."""
+    table: Initializer
+    """Of tables with a row for each id or bucket."""
 
 
-def residual_init(config: TransformerConfig) -> Initializer:
-    """The initializer of projections into the residual (Radford et al. 2019, section 2.3)."""
-    if config.initializer != "scaled_normal":
-        return dense_init(config)
-    blocks = config.num_encoder_layers + config.num_decoder_layers
-    return nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
-
-
-def table_init(config: TransformerConfig) -> Initializer:
-    """The initializer of tables with a row for each id or bucket."""
-    return (
-        nn.initializers.normal(config.d_model**-0.5) if config.initializer == "xavier" else _NORMAL
-    )
-
-
-def make_block(
-    config: TransformerConfig,
-    cross: bool,
-    attention_fn: AttentionFn,
-    block: MakeBlock = Block,
-    layer: int | None = None,
-) -> nn.Module:
-    """Block number `layer` of the stack of `config`, with cross-attention if `cross`."""
-    if isinstance(block, Remat):
-        block = partial(block, in_scan=config.scan_layers)
-    attention = config.attention
-    if attention.window is not None:  # which is in the stack's mask
-        attention = replace(attention, window=None, full_every=None)
-    return block(
-        num_heads=config.num_heads,
-        d_ff=config.d_ff,
-        cross=cross,
-        head_dim=config.head_dim,
-        value_head_dim=config.value_head_dim,
-        dropout_rate=config.dropout_rate,
-        norm_options=config.norm,
-        attention_options=attention,
-        feed_forward_options=config.feed_forward,
-        use_bias=config.use_bias,
-        attention_fn=attention_fn,
-        kernel_init=dense_init(config),
-        out_init=residual_init(config),
-        dtype=config.dtype,
-        layer=layer,
-    )
+def initializers(config: TransformerConfig) -> Initializers:
+    """The initializers that `config.initializer` names."""
+    if config.initializer == "xavier":
+        xavier = nn.initializers.xavier_uniform()
+        return Initializers(xavier, xavier, nn.initializers.normal(config.d_model**-0.5))
+    residual = _NORMAL
+    if config.initializer == "scaled_normal":  # Radford et al. 2019, section 2.3
+        blocks = config.num_encoder_layers + config.num_decoder_layers
+        residual = nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
+    return Initializers(_NORMAL, residual, _NORMAL)
 
 
 def make_stack(
@@ -102,16 +73,39 @@ def make_stack(
             f"attention_fn={attention_fn!r} is not a function: give one of ATTENTION_FNS[...] with "
             f"{', '.join(map(repr, ATTENTION_FNS))}"
         )
+    init = initializers(config)
+    attention, window = config.attention, config.attention.window
+    if window is not None:  # which is in the stack's mask
+        attention = replace(attention, window=None, full_every=None)
+    if isinstance(block, Remat):
+        block = partial(block, in_scan=config.scan_layers)
+    make_block = partial(
+        block,
+        num_heads=config.num_heads,
+        d_ff=config.d_ff,
+        cross=cross,
+        head_dim=config.head_dim,
+        value_head_dim=config.value_head_dim,
+        dropout_rate=config.dropout_rate,
+        norm_options=config.norm,
+        attention_options=attention,
+        feed_forward_options=config.feed_forward,
+        use_bias=config.use_bias,
+        attention_fn=attention_fn,
+        kernel_init=init.dense,
+        out_init=init.residual,
+        dtype=config.dtype,
+    )
     return Stack(
         num_layers,
-        partial(make_block, config, cross, attention_fn, block),
+        make_block,
         config.num_heads,
         head_dim=config.head_dim,
         scheme=config.positions,
         max_len=config.max_len,
-        table_init=table_init(config),
+        table_init=init.table,
         dropout_rate=config.dropout_rate,
-        window=config.attention.window,
+        window=window,
         full_every=config.attention.full_every,
         make_norm=partial(Norm, config.norm.kind, config.norm.eps, config.use_bias),
         input_norm=config.embeddings.norm,
@@ -179,7 +173,7 @@ class Stack(nn.Module):
 
     num_layers: int
     make_block: MakeBlock
-    """make_block(layer=i) -> block i, called as `Block` is."""
+    """make_block(layer=i) -> block i, called as `Block` is; None is that of a scan."""
     num_heads: int
     """N, for the positions, as the fields down to `table_init`."""
     head_dim: int | None = None
@@ -210,7 +204,7 @@ class Stack(nn.Module):
                 "a model without it"
             )
         if self.scan:
-            self.stacked_blocks: nn.Module = self.make_block()
+            self.stacked_blocks: nn.Module = self.make_block(layer=None)
         else:
             self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(count)]
         self.dropout: Dropout = Dropout(self.dropout_rate, "input")
@@ -262,7 +256,7 @@ class Stack(nn.Module):
         dropout_rng: DropoutRng | Array | None,
     ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
         """`x` after positions, blocks and norm, and the new layers of `cache`."""
-        dropout_rng = as_dropout_rng(dropout_rng, len(x))
+        check_axes("x", x, "B T D")
         length = x.shape[1] if cache is None else cache.max_length
         queries = mask.query_positions(x.shape[1])
         # Positions of the caller's may be any of the recipe's.
@@ -293,21 +287,11 @@ class Stack(nn.Module):
             full, windowed = (cache.mask_of_beams(one, x.shape[1]) for one in (full, windowed))
             bias, layers = cache.bias_of_beams(bias), cache.layers
 
-        def apply(block, x, layer, kv, dropout_rng, is_full):
-            return block(
-                x,
-                full if is_full else windowed,
-                rotation=rotation,
-                bias=bias,
-                encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
-                encoder_mask=encoder_mask,
-                layer_cache=layer,
-                dropout_rng=dropout_rng,
-            )
-
+        inputs = {"rotation": rotation, "bias": bias, "encoder_mask": encoder_mask}
         if self.scan:
             layer, kv = (layers or (None,))[0], (encoder_kv or (None,))[0]
-            x, layers = self._apply_in_scan(apply, x, layer, kv, dropout_rng)
+            masks = full, windowed
+            x, layers = self._apply_in_scan(x, layer, kv, masks, inputs, dropout_rng)
         else:
             none, new_layers = (None,) * self.num_layers, []
             is_traced = cache is not None and isinstance(x, Tracer)
@@ -315,7 +299,14 @@ class Stack(nn.Module):
             parts = zip(blocks, layers or none, encoder_kv or none, strict=True)
             for i, (block, layer, kv) in enumerate(parts):
                 is_full = self.full_every is not None and (i + 1) % self.full_every == 0
-                x, layer = apply(block, x, layer, kv, dropout_rng, is_full)
+                x, layer = block(
+                    x,
+                    full if is_full else windowed,
+                    encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
+                    layer_cache=layer,
+                    dropout_rng=dropout_rng,
+                    **inputs,
+                )
                 new_layers.append(layer)
             layers = tuple(new_layers)
         x = self.final_norm(x) if self.output_norm else x
@@ -337,25 +328,29 @@ class Stack(nn.Module):
 
     def _apply_in_scan(
         self,
-        apply: Callable[..., tuple[Array, LayerCache | None]],
         x: Float[Array, "R T D"],
         layer: LayerCache | None,
         kv: KeyValue | LayerCache | None,
-        dropout_rng: DropoutRng | None,
+        masks: tuple[AttentionMask, AttentionMask],
+        inputs: dict[str, Any],
+        dropout_rng: DropoutRng | Array | None,
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after one scan over the blocks; full and windowed blocks are its two branches."""
         paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))
         path = "/".join((*self.path, STACKED))
+        dropout_rng = as_dropout_rng(dropout_rng, len(x))
 
-        def step(block: nn.Module, x: Array, inputs: Any) -> Any:
-            layer, kv, number = inputs
+        def step(block: nn.Module, x: Array, of_layer: Any) -> Any:
+            layer, kv, number = of_layer
             rng = None if dropout_rng is None else dropout_rng.in_scan(path, paths, number)
+            kv = kv.read() if isinstance(kv, LayerCache) else kv
+            more = inputs | {"encoder_kv": kv, "layer_cache": layer, "dropout_rng": rng}
 
             def full(block: nn.Module, x: Array) -> Any:
-                return apply(block, x, layer, kv, rng, is_full=True)
+                return block(x, masks[0], **more)
 
             def windowed(block: nn.Module, x: Array) -> Any:
-                return apply(block, x, layer, kv, rng, is_full=False)
+                return block(x, masks[1], **more)
 
             if self.full_every is None or self.is_initializing():
                 return windowed(block, x)

@@ -93,7 +93,13 @@ def _cross_entropy_jvp(label_smoothing, z_loss, primals, tangents):
     # computed again: if the forward pass shared it, it would be kept in memory, in float32.
     logits, labels = primals
     nats, normalizer = _nats(logits, labels, label_smoothing, z_loss)
-    slope = _slope(logits, labels, normalizer, label_smoothing, z_loss)
+    # The slope is p - q; with z_loss it is (1 + 2 z_loss log(Z)) p - q.
+    p = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
+    if z_loss:
+        p = p * (1.0 + 2.0 * z_loss * normalizer[..., None])
+    hit = labels[..., None] == jax.lax.broadcasted_iota(labels.dtype, p.shape, p.ndim - 1)
+    rest = label_smoothing / logits.shape[-1]
+    slope = p - jnp.where(hit, 1.0 - label_smoothing + rest, rest)
     return nats, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
 
 
@@ -148,27 +154,6 @@ def _logsumexp_jvp(primals, tangents):
     normalizer = _logsumexp_in_one_pass(*primals)
     p = jnp.exp(primals[0] - normalizer[..., None])
     return normalizer, jnp.sum(p * tangents[0], axis=-1)
-
-
-def _slope(
-    logits: jax.Array,
-    labels: jax.Array,
-    normalizer: jax.Array,
-    label_smoothing: float,
-    z_loss: float,
-) -> jax.Array:
-    """The derivative p - q [..., V] of the cross-entropy by its logits; float32.
-
-    With `z_loss` it is (1 + 2 z_loss log(Z)) p - q.
-    """
-    size = logits.shape[-1]
-    p = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
-    if z_loss:
-        p = p * (1.0 + 2.0 * z_loss * normalizer[..., None])
-    hit = labels[..., None] == jax.lax.broadcasted_iota(labels.dtype, p.shape, p.ndim - 1)
-    return p - jnp.where(
-        hit, 1.0 - label_smoothing + label_smoothing / size, label_smoothing / size
-    )
 
 
 def _split(leaf: jax.Array, count: int, size: int) -> jax.Array:

@@ -149,17 +149,14 @@ class DropoutMask(NamedTuple):
     name: str
     rate: float
 
-    def __call__(
-        self, x: Float[Array, "B ... F"], whole_vectors: bool = False
-    ) -> Float[Array, "B ... F"]:
-        """`x` with a share `rate` of its elements, or of its vectors, set to zero.
+    def __call__(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its elements set to zero.
 
         What is kept is multiplied by 1/(1 - rate).
         """
         if self.dropout_rng is None or self.rate == 0.0:
             return x
-        shape = (*x.shape[:-1], 1) if whole_vectors else x.shape
-        keep = self.dropout_rng.keep_mask(self.name, shape, self.rate)
+        keep = self.dropout_rng.keep_mask(self.name, x.shape, self.rate)
         # A product, not a choice between x and 0: after that, XLA on a CPU recomputes the sums and
         # masks of all earlier blocks in each gradient of a post-norm model.
         return x * jnp.where(keep, jnp.asarray(1.0 / (1.0 - self.rate), x.dtype), 0)

@@ -54,7 +54,6 @@ TRAINING_ONLY = (
     "dropout_rate",
     "attention.dropout_rate",
     "feed_forward.dropout_rate",
-    "embeddings.dropout_rate",
     "initializer",
     "scan_layers",
     "dtype",

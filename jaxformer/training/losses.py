@@ -4,12 +4,10 @@
 once. Sums and gradients are the same. Chunks need a model with two methods: `hidden`, with the
 arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
-`z_loss` times log(Z)^2 is added for each token (see `cross_entropy`). A loss of tokens is a value,
-`TokenLoss`: another loss may replace its parts, such as its `terms`.
+`z_loss` times log(Z)^2 is added for each token (see `cross_entropy`).
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -40,7 +38,7 @@ def seq2seq_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     loss_chunk: int = 0,
-) -> "TokenLoss":
+) -> Loss:
     """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
 
     `target` begins with the start token: position t is predicted from those before it. The id
@@ -59,15 +57,18 @@ def seq2seq_loss(
     (2.0, 11.0)
     """
 
-    def inputs_and_labels(batch):
-        inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
-        return (batch.source, inputs, batch.source != pad), labels, labels != pad
-
     terms = partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
-    return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
+
+    def loss(params, batch, rng):
+        labels = batch.target[:, 1:]
+        inputs = batch.source, batch.target[:, :-1], batch.source != pad
+        labels = labels, labels != pad
+        return _token_loss(model, params, batch, rng, inputs, labels, terms, loss_chunk)
+
+    return loss
 
 
-def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> "TokenLoss":
+def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
     """The loss of a causal language model on batches of `tokens` [B, T + 1].
 
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
@@ -83,15 +84,17 @@ def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
     (10.0, 11.0)
     """
 
-    def inputs_and_labels(batch):
-        inputs = jax.tree.map(lambda x: x[:, :-1], (batch.tokens, batch.segments, batch.positions))
-        return inputs, batch.tokens[:, 1:], batch.loss_mask
-
     terms = partial(cross_entropy, z_loss=z_loss)
-    return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
+
+    def loss(params, batch, rng):
+        inputs = jax.tree.map(lambda x: x[:, :-1], (batch.tokens, batch.segments, batch.positions))
+        labels = batch.tokens[:, 1:], batch.loss_mask
+        return _token_loss(model, params, batch, rng, inputs, labels, terms, loss_chunk)
+
+    return loss
 
 
-def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> "TokenLoss":
+def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
     """The loss of a masked language model at `masked_positions` [B, P].
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
@@ -115,12 +118,14 @@ def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
     (2.0, 11.0)
     """
 
-    def inputs_and_labels(batch):
-        inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
-        return inputs, batch.labels, batch.loss_mask
-
     terms = partial(cross_entropy, z_loss=z_loss)
-    return TokenLoss(model, inputs_and_labels, terms, loss_chunk)
+
+    def loss(params, batch, rng):
+        inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
+        labels = batch.labels, batch.loss_mask
+        return _token_loss(model, params, batch, rng, inputs, labels, terms, loss_chunk)
+
+    return loss
 
 
 def masked_and_next_sentence_loss(
@@ -145,8 +150,11 @@ def masked_and_next_sentence_loss(
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
         ids = batch.example_ids
         output, next_logits = _apply(model, params, rng, ids, *inputs, method=outputs)
-        leaves = batch.labels, batch.loss_mask
-        nats, tokens = _sums(terms, model, params, output, leaves, loss_chunk)
+        labels = batch.labels, batch.loss_mask
+        if loss_chunk:
+            nats, tokens = _in_chunks(terms, model, params, output, labels, loss_chunk)
+        else:
+            nats, tokens = terms(output, *labels)
         sentence, _ = cross_entropy(
             next_logits, batch.next_sentence, batch.padding_mask.any(axis=-1)
         )
@@ -192,52 +200,43 @@ def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | 
     return _apply(model, params, rng, batch.example_ids, *inputs)
 
 
-@dataclass(frozen=True)
-class TokenLoss:
-    """The loss of predicting tokens, `Loss` as a value: a method may replace its parts.
-
-    >>> import dataclasses
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
-    >>> loss = jf.causal_loss(jf.DecoderOnly(config))
-    >>> smoothed = dataclasses.replace(loss, terms=partial(jf.cross_entropy, label_smoothing=0.1))
-    """
-
-    model: nn.Module
-    inputs_and_labels: Callable[[Any], tuple[Any, ...]]
-    """(the model's inputs, labels, loss_mask, *further leaves) of a batch."""
-    terms: Callable[..., Sums]
-    """terms(logits [..., V], labels, loss_mask, *further leaves), such as `cross_entropy`."""
-    loss_chunk: int = 0
-
-    def __post_init__(self) -> None:
-        if self.loss_chunk and not hasattr(self.model, "hidden"):
-            raise ConfigError(
-                f"loss_chunk={self.loss_chunk} needs a model with the methods hidden and lm_head, "
-                f"but {type(self.model).__name__} has no method hidden: add both, or give "
-                "loss_chunk=0"
-            )
-
-    def __call__(self, params: Any, batch: Any, rng: jax.Array | None) -> Sums:
-        """The sums of `batch`."""
-        inputs, *leaves = self.inputs_and_labels(batch)
-        method = "hidden" if self.loss_chunk else "__call__"
-        output = _apply(self.model, params, rng, batch.example_ids, *inputs, method=method)
-        output = getattr(output, "logits", output)  # a masked language model has further outputs
-        return _sums(self.terms, self.model, params, output, leaves, self.loss_chunk)
-
-
-def _sums(
-    terms: Any, model: nn.Module, params: Any, output: Any, leaves: Any, loss_chunk: int
+def _token_loss(
+    model: nn.Module,
+    params: Any,
+    batch: Any,
+    rng: jax.Array | None,
+    inputs: tuple[Any, ...],
+    labels: tuple[Any, ...],
+    terms: Any,
+    loss_chunk: int,
 ) -> Any:
-    """`terms` of logits, or of hidden vectors where there are chunks."""
+    """`terms` of the model's logits for `inputs`, and of `labels`.
+
+    Raises `ConfigError` for chunks of a model without hidden vectors.
+    """
     if not loss_chunk:
-        return terms(output, *leaves)
+        output = _apply(model, params, rng, batch.example_ids, *inputs)
+        logits = getattr(output, "logits", output)  # a masked language model has further outputs
+        return terms(logits, *labels)
+    if not hasattr(model, "hidden"):
+        raise ConfigError(
+            f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
+            f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
+        )
+    hidden = _apply(model, params, rng, batch.example_ids, *inputs, method="hidden")
+    return _in_chunks(terms, model, params, hidden, labels, loss_chunk)
+
+
+def _in_chunks(
+    terms: Any, model: nn.Module, params: Any, hidden: Any, labels: Any, loss_chunk: int
+) -> Any:
+    """`terms` of the logits of `hidden` and of `labels`, `loss_chunk` tokens at a time."""
     params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk
 
     def lm_head(hidden: jax.Array) -> Any:
         return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
 
-    return chunked_sums(terms, lm_head, output, *leaves, chunk=loss_chunk)
+    return chunked_sums(terms, lm_head, hidden, *labels, chunk=loss_chunk)
 
 
 def _apply(

@@ -23,11 +23,8 @@ Batch = Any
 
 Scalar = Num[jax.Array, ""]
 Metrics = dict[str, Scalar]
-LossSums = tuple[Scalar, Scalar, Metrics]
-"""The sum of the loss, the number of tokens, and named auxiliary sums."""
-
 GradientSums = tuple[Params, Scalar, Scalar, Metrics]
-"""The gradient of the summed loss, and `LossSums`: all of them sums over a batch."""
+"""Sums over a batch: the gradient, the loss, the number of tokens, and named auxiliary sums."""
 
 STEP_METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
 STEP_STATISTICS = STEP_METRICS[2:]
@@ -144,17 +141,15 @@ def loss_and_gradient(
     loss: Loss, params: Params, batch: Batch, rng: jax.Array | None
 ) -> GradientSums:
     """The gradient of the loss by `params`, and the sums of the loss."""
-
-    def with_sums(params: Params) -> tuple[Scalar, tuple[Scalar, Metrics]]:
-        total, tokens, auxiliary = loss_sums(loss, params, batch, rng)
-        return total, (tokens, auxiliary)
-
-    (total, (tokens, auxiliary)), grads = jax.value_and_grad(with_sums, has_aux=True)(params)
+    differentiate = jax.value_and_grad(loss_sums, argnums=1, has_aux=True)
+    (total, (tokens, auxiliary)), grads = differentiate(loss, params, batch, rng)
     return grads, *vary_as((total, tokens, auxiliary), (params, batch))
 
 
-def loss_sums(loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> LossSums:
-    """The sums that `loss` returns, {} for no auxiliary ones; `TypeError` for anything else."""
+def loss_sums(
+    loss: Loss, params: Params, batch: Batch, rng: jax.Array | None
+) -> tuple[Scalar, tuple[Scalar, Metrics]]:
+    """(loss, (tokens, auxiliary)) that `loss` returns; `TypeError` for anything else."""
     returned = loss(params, batch, rng)
     parts = returned if isinstance(returned, tuple) else ()
     padded = (*parts, {}) if len(parts) == 2 else (*parts, None, None, None)[:3]
@@ -174,7 +169,7 @@ def loss_sums(loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -
             f"the loss returned an auxiliary sum named {min(taken)!r}, which is a metric of the "
             "step itself: use another name"
         )
-    return total, tokens, dict(auxiliary)
+    return total, (tokens, dict(auxiliary))
 
 
 def accumulate(
@@ -304,7 +299,7 @@ def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
     """
 
     def step(params: Params, batch: Batch) -> Metrics:
-        total, tokens, auxiliary = loss_sums(loss, params, batch, None)
+        total, (tokens, auxiliary) = loss_sums(loss, params, batch, None)
         return auxiliary | {"loss": total, "tokens": tokens}
 
     return step

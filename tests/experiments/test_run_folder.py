@@ -309,6 +309,7 @@ def test_a_folder_with_removed_settings_is_read_where_they_did_nothing(tmp_path)
     (folder / "checkpoints" / "7").mkdir(parents=True)
     stored = to_plain(preset)
     stored["training"] |= {"r_drop": 0.0, "teacher": "", "distillation_weight": 0.5}
+    stored["model"]["embeddings"]["dropout_rate"] = 0.0
     records.write_json(folder / "config.json", stored)
     assert load_config(folder, type(preset)) == preset
     stored["training"]["r_drop"] = 2.5

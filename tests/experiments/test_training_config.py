@@ -43,8 +43,7 @@ TRANSLATION = f"""
     --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
 """
 METHODS = f"""
-    {TRANSLATION} --model.embeddings.dropout_rate 0.1
-    --training.z_loss 0.001 --training.ema_decay 0.9
+    {TRANSLATION} --training.z_loss 0.001 --training.ema_decay 0.9
     --optimizer.freeze feed_forward/
 """
 

@@ -8,7 +8,6 @@ import pytest
 from experiments.harness.training import build
 from experiments.translation import train as translation
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import EmbeddingOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacked_blocks import STACKED
 from jaxformer.training.losses import seq2seq_loss
@@ -29,7 +28,6 @@ def all_methods(folder):
         model__num_decoder_layers=2,
         model__scan_layers=True,
         model__dropout_rate=0.2,
-        model__embeddings=EmbeddingOptions(dropout_rate=0.1),
         data__batch_tokens=256,
         optimizer__warmup_steps=2,
         optimizer__total_steps=7,

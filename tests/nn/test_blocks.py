@@ -9,8 +9,7 @@ import pytest
 from jaxformer import AttentionMask, DecoderOnly, TransformerConfig
 from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
 from jaxformer.nn.inspection import read_taps
-from jaxformer.nn.stack import make_block, make_stack
-from jaxformer.ops.attention import reference
+from jaxformer.nn.stack import make_stack
 
 B, T, V = 2, 7, 17
 CONFIG = TransformerConfig(
@@ -36,12 +35,12 @@ def x(rng):
 
 
 def bound(config, params):
-    return make_block(config, False, reference).bind({"params": params})
+    return make_stack(config, 1).make_block().bind({"params": params})
 
 
 def test_parallel_sublayers_read_the_same_vectors(x, random_params, assert_equal):
     config = replace(CONFIG, norm=NormOptions(placement="parallel"))
-    params = random_params(make_block(config, False, reference), x, CAUSAL)
+    params = random_params(make_stack(config, 1).make_block(), x, CAUSAL)
     block = bound(config, params)
     read = block.attention_norm(x), block.feed_forward_norm(x)
     expected = x + block.attention(read[0], mask=CAUSAL) + block.feed_forward(read[1])
@@ -51,7 +50,7 @@ def test_parallel_sublayers_read_the_same_vectors(x, random_params, assert_equal
 
 def test_a_sandwich_has_norms_before_and_after_each_sublayer(x, random_params, assert_equal):
     config = replace(CONFIG, norm=NormOptions("rms", placement="sandwich"))
-    block = bound(config, random_params(make_block(config, False, reference), x, CAUSAL))
+    block = bound(config, random_params(make_stack(config, 1).make_block(), x, CAUSAL))
     attended = block.attention(block.attention_norm(x), mask=CAUSAL)
     y = x + block.attention_post_norm(attended)
     expected = y + block.feed_forward_post_norm(block.feed_forward(block.feed_forward_norm(y)))

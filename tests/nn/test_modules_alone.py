@@ -262,7 +262,7 @@ def test_an_array_with_another_number_of_axes_is_refused_and_no_examples_are_non
     for module in (ATTENTION, BLOCK, jf.Encoder(1, H, F)):
         with pytest.raises(ValueError, match=r"x has the shape \(5, 12\), but must be \[B, T, D\]"):
             module.init(jax.random.key(0), x[0])
-    with pytest.raises(ValueError, match=r"ids has the shape \(5,\), but must be \[B, T\]"):
+    with pytest.raises(ValueError, match=r"x has the shape \(5, 12\), but must be \[B, T, D\]"):
         model.apply({"params": params}, np.ones(T, int))
     assert model.apply({"params": params}, np.ones((0, T), int)).shape == (0, T, V)
 

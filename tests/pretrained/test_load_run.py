@@ -64,6 +64,7 @@ def make_run(tmp_path_factory, random_params):
             tokenizer.save(folder / "tokenizer" / f"{name}.json")
         # what is asked for; the tokenizer has fewer ids
         written = {"model": asdict(replace(config, vocab_size=97)), "training": {}}
+        written["model"]["embeddings"]["dropout_rate"] = 0.0  # of an earlier version: no effect
         written["model"]["positions"] = {"type": type(config.positions).__name__.lower()}
         (folder / "config.json").write_text(json.dumps(written))
         half, twice = times(0.5, params), times(2.0, params)
@@ -197,6 +198,11 @@ def test_positions_of_a_run_are_an_object_with_a_type_or_a_name(run, positions, 
             "model",
             {"positions": {"type": "rotary", "angle": 3}},
             r"model.positions.angle is unknown \(for Rotary",
+        ),
+        (
+            "model",
+            {"embeddings": {"dropout_rate": 0.1}},  # word dropout, which is gone
+            "model.embeddings.dropout_rate is unknown",
         ),
         ("model", {"positions": [1]}, r"model.positions is \[1\], but must be"),
         (

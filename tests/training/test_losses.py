@@ -386,4 +386,26 @@ def test_a_model_of_ones_own_needs_hidden_and_lm_head_for_chunks(random_params):
     )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=2e-6), found, expected)
     with pytest.raises(ConfigError, match="loss_chunk=5 .* LogitsOnly has no method hidden"):
-        causal_loss(LogitsOnly(), loss_chunk=5)
+        causal_loss(LogitsOnly(), loss_chunk=5)({}, batch, None)
+
+
+def test_z_loss_adds_the_square_of_the_log_normalizer_of_each_token():
+    rng = np.random.default_rng(3)
+    logits = jnp.asarray(rng.normal(size=(3, 5, 7)), jnp.float32)
+    labels, mask = jnp.asarray(rng.integers(0, 7, (3, 5))), jnp.asarray(rng.random((3, 5)) < 0.6)
+
+    def expected(logits):
+        squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
+        return cross_entropy(logits, labels, mask, 0.1)[0] + 0.7 * jnp.sum(squares * mask)
+
+    def chunked(logits):
+        sums_of = partial(cross_entropy, label_smoothing=0.1, z_loss=0.7)
+        return chunked_sums(sums_of, lambda x: x, logits, labels, mask, chunk=4)[0]
+
+    def whole(logits):
+        return cross_entropy(logits, labels, mask, 0.1, 0.7)[0]
+
+    losses = expected, whole, chunked
+    theirs, *ours = jax.jit(lambda x: [jax.value_and_grad(loss)(x) for loss in losses])(logits)
+    for given in ours:
+        jax.tree.map(close, given, theirs)
