@@ -47,9 +47,9 @@ _NAMES = {
     "text.data": "MaskedBatch MaskedStream PairBatch Stream StreamBatch bucket_pairs",
     "text.metrics": "score_translations",
     "text.tokenizers": "BOS EOS PAD Tokenizer train_bpe",
-    "training.losses": "causal_loss masked_loss seq2seq_loss",
-    "training.optimizer": "OptimizerConfig make_optimizer",
-    "training.train_step": "TrainState init_train_state make_train_step",
+    "training": """
+        OptimizerConfig TrainState causal_loss init_train_state make_optimizer make_train_step
+        masked_loss seq2seq_loss""",
 }
 _FOLDERS = {module.partition(".")[0] for module in _NAMES}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

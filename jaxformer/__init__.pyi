@@ -143,19 +143,15 @@ from jaxformer.text.tokenizers import (
     Tokenizer,
     train_bpe,
 )
-from jaxformer.training.losses import (
+from jaxformer.training import (
+    OptimizerConfig,
+    TrainState,
     causal_loss,
+    init_train_state,
+    make_optimizer,
+    make_train_step,
     masked_loss,
     seq2seq_loss,
-)
-from jaxformer.training.optimizer import (
-    OptimizerConfig,
-    make_optimizer,
-)
-from jaxformer.training.train_step import (
-    TrainState,
-    init_train_state,
-    make_train_step,
 )
 
 __version__: str

@@ -13,11 +13,21 @@ from jaxtyping import Array, Float
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import KeyValue, fold_beams
-from jaxformer.nn.layers import Dense, Dropout, Initializer, Norm, check_axes, tap
+from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
 from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask, check_mask
 from jaxformer.ops.partitioning import divide_heads, gather_heads
+
+
+def check_axes(name: str, x: Any, axes: str) -> None:
+    """Raises `ValueError` for an array `x` with another number of axes than `axes`, as in "B T"."""
+    if jnp.ndim(x) != len(axes.split()):
+        raise ValueError(
+            f"{name} has the shape {jnp.shape(x)}, but must be [{', '.join(axes.split())}]: one "
+            "example alone is a batch of one, as in x[None]"
+        )
 
 
 class MultiHeadAttention(nn.Module):

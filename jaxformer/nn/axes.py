@@ -23,9 +23,9 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
-from jaxformer.nn.layers import Dense
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import reference
+from jaxformer.ops.dense import Dense
 
 INPUT, OUTPUT = "input", "output"
 """The names of axes that no `AXES` names."""

@@ -8,10 +8,10 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.layers import ACTIVATIONS, Dense, Dropout, Norm, softcap, tap
+from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, softcap, tap
 from jaxformer.nn.models import EncoderOnly, Model, Tokens
 from jaxformer.nn.stack import initializers
-from jaxformer.ops.dense import add_bias, logits_matmul
+from jaxformer.ops.dense import Dense, add_bias, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 

@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config.parts import Activation
-from jaxformer.ops.dense import QuantizedMatrix, add_bias, dense, logits_matmul, take_rows
+from jaxformer.ops.dense import Dense, add_bias, logits_matmul, take_rows, weights
 from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray
 
@@ -23,15 +23,6 @@ Initializer = nn.initializers.Initializer
 def softcap(x: Float[Array, "*shape"], cap: float) -> Float[Array, "*shape"]:
     """cap * tanh(x / cap), which is near small `x` and at most `cap` (Gemma 2)."""
     return cap * jnp.tanh(x / cap)
-
-
-def check_axes(name: str, x: Any, axes: str) -> None:
-    """Raises `ValueError` for an array `x` with another number of axes than `axes`, as in "B T"."""
-    if jnp.ndim(x) != len(axes.split()):
-        raise ValueError(
-            f"{name} has the shape {jnp.shape(x)}, but must be [{', '.join(axes.split())}]: one "
-            "example alone is a batch of one, as in x[None]"
-        )
 
 
 INTERMEDIATES = "intermediates"
@@ -276,53 +267,6 @@ def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax
         x = x - jnp.mean(x, axis=-1, keepdims=True)
     inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
     return x * inverse, inverse
-
-
-class Dense(nn.Module):
-    """x W + b, by `ops.dense`; the parameters are those of Flax's `DenseGeneral`.
-
-    >>> x = jnp.ones((2, 3, 4))
-    >>> out, variables = Dense((5, 7)).init_with_output(jax.random.key(0), x)
-    >>> out.shape, variables["params"]["bias"].shape
-    ((2, 3, 5, 7), (5, 7))
-    """
-
-    features: int | tuple[int, ...]
-    """The size of each output axis."""
-    num_inputs: int = 1
-    """The number of last axes of x that the product sums over."""
-    use_bias: bool = True
-    kernel_init: Initializer = nn.initializers.lecun_normal()
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The outputs, of shape `features` in place of the last axes of `x`."""
-        features = self.features if isinstance(self.features, tuple) else (self.features,)
-        lead, inputs = x.shape[: -self.num_inputs], x.shape[-self.num_inputs :]
-
-        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-            matrix = math.prod(inputs), math.prod(features)  # decides the deviation
-            return self.kernel_init(key, matrix, dtype).reshape(shape)
-
-        kernel = weights(self, "kernel", init, (*inputs, *features))
-        if not isinstance(kernel, QuantizedMatrix):
-            kernel = kernel.astype(self.dtype)
-        out = dense(x.astype(self.dtype), kernel, self.num_inputs).reshape(*lead, *features)
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-            out = add_bias(out, bias)
-        return out.astype(self.dtype)
-
-
-def weights(
-    module: nn.Module, name: str, init: Initializer, shape: tuple[int, ...]
-) -> jax.Array | QuantizedMatrix:
-    """The parameter `name` of `module`, or the quantised matrix in its place (see `quantize`)."""
-    stored: Any = module.get_variable("params", name)
-    if isinstance(stored, QuantizedMatrix):
-        return stored
-    return module.param(name, init, shape, jnp.float32)
 
 
 class FeedForward(nn.Module):

@@ -16,9 +16,10 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block, MakeBlock
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
-from jaxformer.nn.layers import Dense, Embedding, LMHead, tap
+from jaxformer.nn.layers import Embedding, LMHead, tap
 from jaxformer.nn.stack import Stack, initializers, make_stack
 from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, as_padding_mask
 

@@ -15,9 +15,10 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.config import NoPositions, NormOptions, PositionScheme, TransformerConfig
 from jaxformer.config.positions import ParamSpecs, TokenPositions
 from jaxformer.errors import ConfigError
+from jaxformer.nn.attention import check_axes
 from jaxformer.nn.blocks import Block, MakeBlock, Remat
 from jaxformer.nn.cache import Cache, KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, Initializer, Norm, check_axes, tap
+from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
 from jaxformer.nn.stacked_blocks import STACKED
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng

@@ -1,4 +1,4 @@
-"""Products of vectors with a matrix of floats or 8-bit integers, as XLA computes them fastest."""
+"""Dense layers: products with a matrix of floats or 8-bit integers, as XLA is fastest."""
 
 import math
 from collections.abc import Callable
@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import linen as nn
 from flax import struct
 from jax import Array
 from jaxtyping import Float, Float32, Int, Int8, Num
@@ -44,6 +45,53 @@ class QuantizedMatrix:
     def T(self) -> "QuantizedMatrix":  # noqa: N802  (the name of an array's transpose)
         """The matrix itself: inputs stay inputs, also where a table is used for logits."""
         return self
+
+
+class Dense(nn.Module):
+    """x W + b; the plain twin, with the same parameters, is Flax's `DenseGeneral`.
+
+    >>> x = jnp.ones((2, 3, 4))
+    >>> out, variables = Dense((5, 7)).init_with_output(jax.random.key(0), x)
+    >>> out.shape, variables["params"]["bias"].shape
+    ((2, 3, 5, 7), (5, 7))
+    """
+
+    features: int | tuple[int, ...]
+    """The size of each output axis."""
+    num_inputs: int = 1
+    """The number of last axes of x that the product sums over."""
+    use_bias: bool = True
+    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
+    dtype: Any = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The outputs, of shape `features` in place of the last axes of `x`."""
+        features = self.features if isinstance(self.features, tuple) else (self.features,)
+        lead, inputs = x.shape[: -self.num_inputs], x.shape[-self.num_inputs :]
+
+        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+            matrix = math.prod(inputs), math.prod(features)  # decides the deviation
+            return self.kernel_init(key, matrix, dtype).reshape(shape)
+
+        kernel = weights(self, "kernel", init, (*inputs, *features))
+        if not isinstance(kernel, QuantizedMatrix):
+            kernel = kernel.astype(self.dtype)
+        out = dense(x.astype(self.dtype), kernel, self.num_inputs).reshape(*lead, *features)
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
+            out = add_bias(out, bias)
+        return out.astype(self.dtype)
+
+
+def weights(
+    module: nn.Module, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...]
+) -> jax.Array | QuantizedMatrix:
+    """The parameter `name` of `module`, or the quantised matrix in its place (see `quantize`)."""
+    stored: Any = module.get_variable("params", name)
+    if isinstance(stored, QuantizedMatrix):
+        return stored
+    return module.param(name, init, shape, jnp.float32)
 
 
 def dense(

@@ -23,7 +23,7 @@ It is finite, so that a query without keys stays finite in the forward and the b
 _ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
 
 
-@jax.tree_util.register_pytree_with_keys_class
+@jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class AttentionMask:
     """Which of S keys each of T queries may attend to; each attribute is one constraint.
@@ -84,15 +84,12 @@ class AttentionMask:
         if self.explicit is not None:
             object.__setattr__(self, "explicit", _as_explicit(self.explicit))
 
-    def tree_flatten_with_keys(
-        self,
-    ) -> tuple[list[tuple[Any, Any]], tuple[bool, int | None, int | None, bool]]:
-        """The arrays with their names, and what is known while tracing."""
+    def tree_flatten(self) -> tuple[tuple[Any, ...], tuple[bool, int | None, int | None, bool]]:
+        """The arrays, and what is known while tracing."""
         static = self.offset if isinstance(self.offset, int) else None
-        arrays = {"offset": self.offset if static is None else None}
-        arrays |= {name: getattr(self, name) for name in _ARRAYS}
-        children = [(jax.tree_util.GetAttrKey(name), x) for name, x in arrays.items()]
-        return children, (self.causal, self.window, static, self.from_cache)
+        offset = self.offset if static is None else None
+        arrays = offset, self.padding_mask, self.query_segments, self.key_segments, self.explicit
+        return arrays, (self.causal, self.window, static, self.from_cache)
 
     @classmethod
     def tree_unflatten(

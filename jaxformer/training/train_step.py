@@ -155,8 +155,11 @@ def loss_sums(
     padded = (*parts, {}) if len(parts) == 2 else (*parts, None, None, None)[:3]
     total, tokens, auxiliary = cast(tuple[Any, Any, Any], padded)
     sums = [total, tokens, *(auxiliary.values() if isinstance(auxiliary, Mapping) else [None])]
-    kinds = jax.Array | np.ndarray | np.number | float | int
-    if len(parts) > 3 or any(not isinstance(x, kinds) or jnp.ndim(x) for x in sums):
+    is_valid = len(parts) <= 3
+    for value in sums:
+        is_scalar = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
+        is_valid &= is_scalar and jnp.ndim(value) == 0
+    if not is_valid:
         shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", returned)
         raise TypeError(
             f"the loss returned {shapes}, but it must return (sum in nats, number of tokens) or "

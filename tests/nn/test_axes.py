@@ -19,9 +19,8 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, parameter_axes
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.int8 import quantize
-from jaxformer.nn.layers import Dense
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.ops.dense import QuantizedMatrix
+from jaxformer.ops.dense import Dense, QuantizedMatrix
 from jaxformer.training.lora import FROZEN, add_adapters, merge_adapters
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten

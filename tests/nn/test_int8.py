@@ -19,9 +19,9 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.nn.int8 import quantize
-from jaxformer.nn.layers import Dense, LMHead
+from jaxformer.nn.layers import LMHead
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder
-from jaxformer.ops.dense import QuantizedMatrix
+from jaxformer.ops.dense import Dense, QuantizedMatrix
 from tests.pretrained.models import MODELS, inputs_of
 
 pytestmark = pytest.mark.long

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.nn.layers import ACTIVATIONS, Dense, Embedding, FeedForward, LMHead, Norm
+from jaxformer.nn.layers import ACTIVATIONS, Embedding, FeedForward, LMHead, Norm
+from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
