@@ -56,6 +56,8 @@ from jaxformer.nn.axes import (
 )
 from jaxformer.nn.blocks import (
     Block,
+    stack_blocks,
+    unstack_blocks,
 )
 from jaxformer.nn.cache import (
     Cache,
@@ -84,10 +86,6 @@ from jaxformer.nn.models import (
 from jaxformer.nn.stack import (
     Encoder,
     Stack,
-)
-from jaxformer.nn.stacked_blocks import (
-    stack_blocks,
-    unstack_blocks,
 )
 from jaxformer.ops.attention import (
     auto_attention,

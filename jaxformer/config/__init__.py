@@ -25,13 +25,6 @@ from jaxformer.config.import_names import (
     trust,
     trusting,
 )
-from jaxformer.config.parts import (
-    AttentionOptions,
-    EmbeddingOptions,
-    FeedForwardOptions,
-    NormOptions,
-    OutputOptions,
-)
 from jaxformer.config.plain import from_plain, to_plain
 from jaxformer.config.positions import (
     Alibi,
@@ -53,6 +46,11 @@ from jaxformer.config.transformer import (
     LLAMA3_8B,
     TRANSFORMER_BASE,
     TRANSFORMER_BIG,
+    AttentionOptions,
+    EmbeddingOptions,
+    FeedForwardOptions,
+    NormOptions,
+    OutputOptions,
     TransformerConfig,
     dotted_fields,
     with_fields,

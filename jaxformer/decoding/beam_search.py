@@ -26,6 +26,7 @@ from jaxformer.decoding.hypotheses import (
     is_among,
     largest,
     row_values,
+    top_k,
     without_values,
 )
 from jaxformer.decoding.logits_processors import (
@@ -38,7 +39,6 @@ from jaxformer.decoding.logits_processors import (
     renormalize,
 )
 from jaxformer.decoding.settings import SearchConfig
-from jaxformer.ops.top_k import top_k
 
 
 def length_penalty(

@@ -21,6 +21,7 @@ from jaxformer.decoding.hypotheses import (
     is_among,
     largest,
     row_values,
+    top_k,
     without_values,
 )
 from jaxformer.decoding.logits_processors import (
@@ -33,7 +34,6 @@ from jaxformer.decoding.logits_processors import (
 from jaxformer.decoding.settings import SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.ops.dropout import hash_elements
-from jaxformer.ops.top_k import top_k
 
 # With a larger top_k, or top_p alone, the whole vocabulary is sorted.
 _FEW = 64

@@ -26,11 +26,11 @@ from jaxformer.distributed.gathering import (
     row_axes,
     torus_stages,
 )
-from jaxformer.distributed.memory import check_fits
 from jaxformer.distributed.mesh import (
     BATCH_AXES,
     CompiledStep,
     Device,
+    check_fits,
     check_rows,
     global_array,
     row_spec,

@@ -19,10 +19,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import REMAT, STACKED, Block, unstack_blocks
 from jaxformer.nn.layers import INTERMEDIATES, REPLACEMENTS
 from jaxformer.nn.models import EncoderDecoder, Model
-from jaxformer.nn.stacked_blocks import STACKED, unstack_blocks
 from jaxformer.ops.attention import reference
 
 Replacement = Callable[[jax.Array], Any]

@@ -12,7 +12,7 @@ from flax import linen as nn
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
-from jaxformer.config.parts import Activation
+from jaxformer.config.transformer import Activation
 from jaxformer.ops.dense import Dense, add_bias, logits_matmul, take_rows, weights
 from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray

@@ -16,10 +16,9 @@ from jaxformer.config import NoPositions, NormOptions, PositionScheme, Transform
 from jaxformer.config.positions import ParamSpecs, TokenPositions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import check_axes
-from jaxformer.nn.blocks import Block, MakeBlock, Remat
+from jaxformer.nn.blocks import STACKED, Block, MakeBlock, Remat
 from jaxformer.nn.cache import Cache, KeyValue, LayerCache
 from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
-from jaxformer.nn.stacked_blocks import STACKED
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray, AttentionMask

@@ -12,10 +12,9 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block
+from jaxformer.nn.blocks import Block, unstack_blocks
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly, Model
-from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import AttentionFn
 from jaxformer.pretrained.weight_map import Shape
 

@@ -9,7 +9,7 @@ from experiments.harness.training import build
 from experiments.translation import train as translation
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacked_blocks import STACKED
+from jaxformer.nn.blocks import STACKED
 from jaxformer.training.losses import seq2seq_loss
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import metrics_of

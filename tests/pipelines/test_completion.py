@@ -21,8 +21,8 @@ from jaxformer.config import (
 )
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.blocks import unstack_blocks
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream
 from jaxformer.pipelines.partial_text import PartialText

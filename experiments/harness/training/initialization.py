@@ -23,9 +23,9 @@ from experiments.harness.training.task import MakeStep, Task
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.distributed import Strategy, agreed
-from jaxformer.distributed.memory import device_memory
+from jaxformer.distributed.mesh import device_memory
 from jaxformer.errors import ConfigError
-from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
+from jaxformer.nn.blocks import stack_blocks, unstack_blocks
 from jaxformer.pretrained import Loaded, is_pretrained, load
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
