@@ -14,7 +14,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import Loaded, load_without_weights
-from jaxformer.text import tokenizers
 
 HEADS = (Classifier, TokenClassifier, SpanPredictor)
 """Models with a `backbone`, which is what another task is learned from."""
@@ -70,45 +69,27 @@ def describe(folder: str | Path, loaded: Loaded) -> LanguageConfig:
 def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     """`config` with the sizes and the tokenizer of what it starts from, if it names something.
 
-    Dropout, dtype and initializer stay those of `config`. Raises `ConfigError`
-    for a model of another objective than `config.objective`.
+    Dropout, dtype and initializer stay those of `config`, and so does the tokenizer of a run that
+    continues another. Raises `ConfigError` for a model of another objective than that of `config`.
     """
     parent = initialization.parent_of(config)
-    if parent is not None:
-        return _with_run(config, parent.folder)
-    config = initialization.with_parent(config, "language_modelling")
     run = run_folder.folder_of(config.runs, "language_modelling", config.name)
-    if not config.init_from or initialization.is_begun(run):
-        return config
-    folder = initialization.locate_start(config)
+    if parent is None and (not config.init_from or initialization.is_begun(run)):
+        return initialization.with_parent(config, "language_modelling")
+    folder = initialization.locate_start(config) if parent is None else parent.folder
     loaded = load_without_weights(folder)
-    pretrained = describe(folder, loaded)
-    needed = objective(config).model
-    if not isinstance(loaded.model, needed):
+    if parent is None:
+        source, tokenizer = describe(folder, loaded), folder
+    else:
+        source = run_folder.load_config(folder, LanguageConfig)
+        tokenizer = folder / "tokenizer" / "tokenizer.json"
+    if source.objective != config.objective or isinstance(loaded.model, EncoderOnly):
         raise ConfigError(
-            f"{config.init_from} holds a {type(loaded.model).__name__}, but objective="
-            f"{config.objective!r} learns a {needed.__name__}: choose a preset of the other "
-            "objective"
+            f"{folder} holds a {type(loaded.model).__name__} of the objective {source.objective!r}"
+            f", but objective={config.objective!r} learns a {objective(config).model.__name__}: "
+            "choose a preset of the other objective"
         )
-    return replace(
-        config,
-        model=initialization.with_sizes(config.model, pretrained.model),
-        data=replace(config.data, tokenizer=str(folder)),
-    )
-
-
-def _with_run(config: LanguageConfig, folder: Path) -> LanguageConfig:
-    """`config` with the sizes and, unless it continues the run in `folder`, its tokenizer."""
-    parent = run_folder.load_config(folder, LanguageConfig)
-    if parent.objective != config.objective:
-        raise ConfigError(
-            f"{folder} has the objective {parent.objective!r}, but this run has "
-            f"{config.objective!r}: choose a preset of the other objective"
-        )
-    path = folder / "tokenizer" / "tokenizer.json"
-    size = parent.model.vocab_size  # exact where the parent had a parent, else as asked for
-    if not (parent.init_from or parent.continue_from):
-        size = tokenizers.load(path).vocab_size
     config = initialization.with_parent(config, "language_modelling")
-    data = config.data if config.continue_from else replace(config.data, tokenizer=str(path))
-    return replace(config, model=replace(config.model, vocab_size=size), data=data)
+    sizes = initialization.with_sizes(config.model, loaded.model.config)
+    data = replace(config.data, tokenizer=str(tokenizer))
+    return replace(config, model=sizes, data=config.data if config.continue_from else data)

@@ -169,7 +169,7 @@ def test_the_sizes_and_the_tokenizer_are_those_of_the_weights(folder):
 
 
 def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder):
-    with pytest.raises(ConfigError, match="holds a MaskedLanguageModel, but objective='causal'"):
+    with pytest.raises(ConfigError, match="MaskedLanguageModel of the objective 'masked', but"):
         load_run.with_pretrained_sizes(begun_from(folder("bert")))
     with pytest.raises(ConfigError, match="seq_len=18 tokens a row.*end at max_len=17"):
         load_run.with_pretrained_sizes(
