@@ -1,6 +1,5 @@
 """No memory on a device, no room on a disk: what is said, what goes on, what ends."""
 
-import io
 import resource
 import shutil
 import sys
@@ -18,6 +17,7 @@ from experiments.harness.runs.run_folder import Run
 from experiments.harness.training.fit import Saves
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, is_out_of_memory
+from tests.experiments.test_display import FullDisk
 
 OUT_OF_MEMORY = "RESOURCE_EXHAUSTED: Out of memory allocating 1234 bytes."
 
@@ -113,11 +113,6 @@ def test_a_lack_of_memory_is_told_with_the_settings_that_lower_the_need(capsys):
     assert said.startswith("error: out of memory: 1234 bytes were asked for. Lower the batch")
     for setting in ("--data.batch_size", "--training.grad_accumulation", "--training.remat blocks"):
         assert setting in said
-
-
-class FullDisk(io.StringIO):
-    def write(self, text: str) -> int:
-        raise OSError(28, "No space left on device")
 
 
 def test_a_log_on_a_full_disk_stops_nothing(tmp_path, monkeypatch):

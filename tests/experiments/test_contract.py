@@ -1,7 +1,6 @@
 """The promises of every experiment, also of one whose `train.py` is a copy of another."""
 
 import json
-import re
 
 import pytest
 
@@ -105,17 +104,6 @@ def test_another_seed_is_another_run_and_one_that_gets_no_better_ends_early(run,
     assert checkpoints_of(folder).steps() == [3, 6], "the loss falls, but more was wanted"
     assert bytes_of(folder, 6) != bytes_of(run.folder, 6)
     assert metrics_of(folder)[0]["loss"] != metrics_of(run.folder)[0]["loss"]
-
-
-@pytest.mark.parametrize("name", ["causal_run", "reverse_run"])
-def test_a_run_has_a_page_with_its_curves_and_facts(name, request, tmp_path):
-    run = request.getfixturevalue(name)
-    page = tmp_path / "page.html"
-    runs.main(["page", str(run.folder), "--output", str(page)])
-    text = page.read_text(encoding="utf-8")
-    assert 'aria-label="loss by step"' in text
-    shown = set(re.findall("<dt>(.*?)</dt>", text))
-    assert shown >= {"steps", "device"}
 
 
 EVALUATE = {"translation": evaluate_translation, "language_modelling": evaluate_language}

@@ -184,14 +184,6 @@ ALONE = {"coordinator": "localhost:1234", "num_processes": 2, "process_id": 0}
             "distributed=True reads coordinator, num_processes and process_id from the cluster, "
             "but coordinator='', num_processes=2 and process_id=None were given: give one or the",
         ),
-        (
-            {"process_id": 0, "strategy": "replicated"},
-            "process_id=0: give all three, or none of them on a cluster",
-        ),
-        (
-            ALONE | {"coordinator": "localhost", "strategy": "sharded"},
-            "coordinator='localhost' is not an address: give HOST:PORT",
-        ),
     ],
 )
 def test_machines_that_cannot_be_are_refused(settings, said):

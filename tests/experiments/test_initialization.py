@@ -14,8 +14,6 @@ from experiments.harness.training.initialization import parent_of, take_over, wi
 from experiments.language_modelling import load_run
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import make_init_and_step, train
-from experiments.translation import load_run as translation_run
-from experiments.translation.train import train as train_translation
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, ConfigError
@@ -24,7 +22,7 @@ from jaxformer.records import Record
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, metrics_of
-from tests.experiments.tiny_runs import changed, translation_config
+from tests.experiments.tiny_runs import changed
 
 pytestmark = pytest.mark.long
 
@@ -232,21 +230,3 @@ def test_an_option_that_the_weights_to_start_from_decide_is_refused_where_it_dif
             parsed(words)
         err = capsys.readouterr().err
         assert said in err and "weights this run starts from: leave the option out" in err
-
-
-@pytest.mark.slow
-def test_a_translation_starts_from_another_with_its_tokenizers_and_goes_on(tmp_path):
-    config = translation_config(tmp_path, name="first")
-    first = train_translation(config).folder
-    other = {"data__train": config.data.test, "data__batch_tokens": 8}
-    changes = {"name": "second", "init_from": str(first), **other}
-    rate = {"optimizer__learning_rate": 0.0, "model__d_ff": 26}
-    second = train_translation(changed(config, **changes, **rate)).folder
-    assert bytes_of(second, 2) == bytes_of(first, 2)
-    found, before = (translation_run.load_run(folder) for folder in (second, first))
-    assert found.target_tokenizer.fingerprint == before.target_tokenizer.fingerprint
-    with pytest.raises(ConfigError, match="init_from='gpt2' is not the folder of a trained run"):
-        train_translation(changed(config, name="third", init_from="gpt2"))
-    longer = changed(config, name="longer", continue_from=str(first), optimizer__total_steps=3)
-    steps = [line["step"] for line in metrics_of(train_translation(longer).folder, "loss")]
-    assert steps == [3]

@@ -15,15 +15,12 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.cli import config_files
-from experiments.harness.runs import run_folder
 from experiments.harness.training.utilization import causal_flops
 from experiments.language_modelling import corpus, evaluate, export, generate, load_run, prepare
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import to_plain
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
@@ -96,21 +93,6 @@ def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     environment = json.loads((run.folder / "env.json").read_text())
     assert environment["utilization"].startswith("mfu = 3 x FLOPs of the forward pass")
     assert "(1 x 60 TFLOP/s, cpu, float32)" in environment["utilization"]
-
-
-def test_a_run_made_with_another_config_is_refused_and_what_only_shows_may_differ(run):
-    stored = config_files.read_object(run.folder / "config.json")
-    free = run.config.free_fields()
-
-    def begin(**changes):
-        settings = to_plain(changed(run.config, **changes))
-        run_folder.refuse_differences(stored, settings, run.folder, free)
-
-    with pytest.raises(
-        ConfigError, match="data.batch_size is 4 there but 8 here; model.d_ff is 22"
-    ):
-        begin(model__d_ff=23, data__batch_size=8)
-    begin(prompts=("moon",), completion__seed=3, training__remat="matmuls")
 
 
 def test_the_same_text_at_another_time_is_the_same(run, tmp_path):

@@ -260,7 +260,8 @@ def test_a_resumed_run_may_not_change_a_function_of_ones_own(language):
     with pytest.raises(ConfigError, match="training.attention_fn is "):
         language_train.train(config)
     free = set(config.free_fields())
-    assert {"training.metrics", "training.loggers"} <= free and "training.loss" not in free
+    assert {"training.metrics", "training.loggers", "training.remat"} <= free
+    assert {"prompts", "completion"} <= free and "training.loss" not in free
 
 
 # The translation

@@ -23,7 +23,7 @@ from experiments.language_modelling.presets import PRESETS, DataConfig
 from experiments.language_modelling.tasks.rows import row_tokenizer
 from jaxformer import pipelines
 from jaxformer.config import with_fields
-from jaxformer.distributed import make_mesh, sharded, single
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
@@ -200,12 +200,3 @@ def test_a_run_begins_with_the_weights(folder):
         jax.tree.map(np.testing.assert_array_equal, tree, expected)
     for one, other in zip(jax.tree.leaves(state.params), jax.tree.leaves(state.ema), strict=True):
         assert one.unsafe_buffer_pointer() != other.unsafe_buffer_pointer()
-
-
-def test_the_devices_read_the_weights_that_a_run_begins_with(folder):
-    config = load_run.with_pretrained_sizes(begun_from(folder("gpt")))
-    model = build_model(config)
-    devices = sharded(make_mesh("fsdp=1")).for_model(model)
-    make_state, _ = train.make_init_and_step(config, model, plan.batch_of(config), devices)
-    state = begun(config, devices.init(make_state), devices)
-    assert {leaf.dtype for leaf in jax.tree.leaves(state.params)} == {np.dtype(np.float32)}

@@ -6,7 +6,6 @@ What it shares with the others is in test_contract.py.
 import json
 import re
 import shutil
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +24,7 @@ from jaxformer.checkpoint import Checkpoints
 from jaxformer.nn.int8 import quantize
 from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.text import tokenizers
-from tests.experiments.commands import call, metrics_of, options, refused
+from tests.experiments.commands import call, options, refused
 from tests.experiments.events import events
 from tests.experiments.tiny_runs import TOO_LONG, changed
 from tests.experiments.trained_runs import copied, loaded_once
@@ -209,17 +208,6 @@ def test_an_input_that_cannot_be_read_is_named_and_the_output_left_alone(run, tm
     nowhere = tmp_path / "none" / "out.txt"
     done = call(translate, args | {"--input": tmp_path / "in.txt", "--output": nowhere})
     refused(done, 74, f"error: {nowhere}: No such file or directory")
-
-
-@pytest.mark.long
-def test_standard_input_and_output_in_a_process_of_their_own(run, tmp_path):
-    command = [sys.executable, "-m", "experiments.translation.translate", "--run", run.folder]
-    given = "\n".join(ODD[:3]).encode() + b"\nking \xff"
-    done = subprocess.run(command, cwd=ROOT, input=given, capture_output=True, timeout=300)
-    assert done.returncode == 65
-    assert done.stderr.startswith(b"error: standard input:4: byte 6 of the line (0xff) is not UTF")
-    expected = translated(run, tmp_path, "\n".join(ODD[:3]).encode()).lines
-    assert done.stdout.decode().split("\n") == expected
 
 
 def test_an_ensemble_of_a_run_with_itself_translates_as_the_run(run, tmp_path):
@@ -407,17 +395,3 @@ def test_a_run_has_a_page_with_its_scores_and_the_attention_in_its_samples(run, 
     kinds = [view["kind"].partition(" ")[0] for view in json.loads(data)[0]["views"]]
     assert kinds == ["cross-attention", "encoder", "decoder"]
     assert 'aria-label="loss by step"' in text and "<dt>exact</dt>" in text
-
-
-# All of it, on the embedded default
-
-
-@pytest.mark.slow
-def test_the_default_preset_learns_something_in_a_few_steps(tmp_path):
-    more = options("--optimizer.total_steps 150 --training.log_every 10")
-    done = call(train, {"--runs": tmp_path} | more)
-    assert done.code == 0, done.err
-    folder = tmp_path / "translation" / "grammar"
-    losses = [line["loss"] for line in metrics_of(folder) if "loss" in line]
-    assert losses[-1] < 0.6 * losses[0]
-    assert json.loads((folder / "scores.json").read_text())["sentences"] == 1_000

@@ -8,7 +8,6 @@ import pytest
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_files import TextCache
 from experiments.harness.training import training_config
-from experiments.harness.training.fit import profiled
 from experiments.translation import corpus
 from experiments.translation.corpus import GRAMMAR, Text, fingerprint, open_corpus
 from experiments.translation.prepare import prepare
@@ -151,10 +150,3 @@ def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
         assert preset.name == name
         run = run_folder.open_folder(tmp_path, "translation", name, preset)
         assert run_folder.load_config(run.folder, TranslationConfig) == preset
-
-
-@pytest.mark.long
-def test_a_profile_of_a_few_steps_lies_in_its_folder(tmp_path):
-    traced = profiled(lambda x: x + 1, tmp_path / "profile", first=1, steps=2)
-    assert [traced(i) for i in range(5)] == [1, 2, 3, 4, 5]
-    assert [path for path in (tmp_path / "profile").rglob("*") if path.suffix == ".pb"]

@@ -67,8 +67,9 @@ def test_t5s_model_file_reads_and_writes_as_theirs(folder, processor, texts, tra
     assert len(fast) == ours.vocab_size
 
 
-def test_a_model_file_of_bytes_reads_and_writes_as_theirs(folder, processor, texts):
-    path = folder("spiece.model", vocab_size=431, **BYTES)
+@pytest.mark.parametrize("prefix", [True, False])
+def test_a_model_file_of_bytes_reads_and_writes_as_theirs(folder, processor, texts, prefix):
+    path = folder("spiece.model", vocab_size=431, add_dummy_prefix=prefix, **BYTES)
     ours, theirs = tokenizers.load(path), processor(path / "spiece.model")
     ids = theirs.encode(texts)
     assert ours.encode_batch(texts) == ids

@@ -82,30 +82,6 @@ def test_gpt2_encodes_hard_inputs_as_it_did(folder, gpt2):
         assert gpt2.decode(ids) == case["input"]  # theirs takes spaces off before punctuation
 
 
-@pytest.mark.parametrize("name", ["gpt2", "bert-base-uncased"])
-def test_a_published_vocabulary_saved_and_loaded_is_the_same(folder, name, request, tmp_path):
-    tokenizer = request.getfixturevalue(name.partition("-")[0])
-    tokenizer.save(tmp_path / "tokenizer.json")
-    text = "A b\n\tÉcole [MASK] <|endoftext|> 🙂 字"
-    for path in (tmp_path, tmp_path / "tokenizer.json"):
-        loaded = tokenizers.load(path)
-        assert loaded.fingerprint == tokenizer.fingerprint
-        assert loaded.special == tokenizer.special
-        assert loaded.encode(text) == tokenizer.encode(text)
-
-
-def test_published_vocabularies_have_their_special_tokens(gpt2, bert):
-    assert (gpt2.vocab_size, *gpt2.special) == (50_257, None, 50_256, 50_256, None, None)
-    assert (bert.vocab_size, *bert.special) == (30_522, 0, 101, 102, 100, 103)
-
-
-def test_special_tokens_written_in_a_text_are_ordinary_text(gpt2, bert):
-    assert gpt2.decode(gpt2.encode("a<|endoftext|>b")) == "a<|endoftext|>b"
-    assert [bert.token(i) for i in bert.encode("[MASK] a[SEP]")] == list("[") + [
-        *("mask", "]", "a", "[", "sep", "]")
-    ]
-
-
 def test_a_word_list_that_holds_its_special_tokens_does_not_find_them_in_a_text(folder):
     t5 = tokenizers.load(folder / "checkpoints" / "hf-tiny" / "T5ForConditionalGeneration")
     assert t5.special == tokenizers.SpecialTokens(pad=0, eos=1, unk=2)

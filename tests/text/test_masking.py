@@ -240,6 +240,3 @@ def test_a_cover_in_pairs_is_made_of_rows_of_both_kinds_from_the_whole_text():
             firsts.append(a[0] - FIRST)
     assert len(kinds) == -(-933 // 20) and 0.2 < np.mean(kinds) < 0.8
     assert firsts == sorted(firsts) and set(owner[firsts]) >= {0, 2, 4}
-
-
-# Refusals

@@ -82,13 +82,6 @@ def test_a_bucket_is_as_long_as_its_longest_sentences_and_has_rows_for_the_token
     assert only == Bucket(19, 19, 3)
 
 
-def test_one_length_needs_one_bucket():
-    plan = data.plan_buckets(
-        np.full(13, 7), np.full(13, 5), batch_tokens=64, buckets=6, pad_to_multiple=4
-    )
-    assert plan == (Bucket(8, 8, 8),)
-
-
 @pytest.mark.usefixtures("misuse")
 def test_buckets_of_no_pairs_are_refused():
     with pytest.raises(DataError, match="buckets need pairs: got 2 and 1 lengths"):
@@ -161,13 +154,6 @@ def test_a_batch_keeps_to_its_bucket_and_to_the_budget():
         assert rows % 4 == 0 and rows * (width - 1) <= 256
         assert ((batch.source == EOS).sum(1) == (batch.target == BOS).sum(1)).all()
     assert seen == shapes and len(shapes) == 3
-
-
-def test_padding_counts_the_positions_of_empty_rows():
-    batches = batches_of(7)
-    made = [batches.batch(step).target[:, 1:] for step in range(batches.steps_per_epoch)]
-    held = sum((labels != PAD).sum() for labels in made)
-    assert batches.padding_share == pytest.approx(1 - held / sum(x.size for x in made))
 
 
 def test_empty_and_long_pairs_are_dropped_and_counted():

@@ -35,10 +35,6 @@ def model(pieces=None, kind=1, **normalizer):
     return made
 
 
-def cut(tokenizer, text):
-    return [tokenizer.token(i) for i in tokenizer.encode(text)]
-
-
 @pytest.fixture
 def t5(tmp_path):
     """Writes a model file and loads it."""
@@ -49,30 +45,6 @@ def t5(tmp_path):
         return tokenizers.load(tmp_path)
 
     return write
-
-
-def test_a_model_takes_the_pieces_of_the_best_sum(t5):
-    tokenizer = t5(model())
-    assert tokenizer.special == SpecialTokens(bos=1, eos=2, unk=0)
-    assert cut(tokenizer, "abc") == ["▁a", "bc"]
-    assert cut(tokenizer, "ab") == ["▁ab"]
-    assert tokenizer.decode(tokenizer.encode("a  abc ")) == "a abc"
-
-
-def test_spaces_are_kept_where_the_model_keeps_them(t5):
-    kept = t5(model(remove_extra_whitespaces=False))
-    assert cut(kept, " a  b ") == ["▁", "▁a", "▁", "▁", "b", "▁"]
-    assert kept.decode(kept.encode(" a  b ")) == " a  b "
-    bare = t5(model(add_dummy_prefix=False))
-    assert cut(bare, " b  a ") == ["b", "▁a"]
-    assert bare.decode(bare.encode("b a")) == "b a"
-
-
-def test_only_what_a_text_may_hold_comes_out_of_it(t5):
-    tokenizer = t5(model())
-    assert 2 not in tokenizer.encode("a</s>b")
-    assert cut(tokenizer, "a«x»d") == ["▁a", "«x»", "▁", "<unk>"]
-    assert tokenizer.encode("") == tokenizer.encode("  ") == []
 
 
 def test_what_was_read_is_saved_as_json(t5, tmp_path):
