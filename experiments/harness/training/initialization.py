@@ -44,13 +44,9 @@ _SHARE = 0.9
 def parent_of(config: Any) -> RunOptions | None:
     """The run that `config` names by init_from or continue_from; None where it names none.
 
-    A folder of `transformers` is no run.
+    A name is RUN, RUN@STEP or RUN@best (last, average, ema). A folder of `transformers` is no run.
     """
-    return find_run(config.continue_from or config.init_from)
-
-
-def find_run(name: str) -> RunOptions | None:
-    """The run RUN, RUN@STEP or RUN@best (last, average, ema); None where there is none."""
+    name = config.continue_from or config.init_from
     path, which = config_files.split_step(name)
     if not name or not (path / "checkpoints").is_dir():
         return None
