@@ -185,10 +185,18 @@ def _advance(step: Step, state: SampleState) -> SampleState:
     logits, cache = step(state.last[:, None], state.cache)
     check_logits(logits, state.last[:, None], rules.eos)
     logits = logits[:, 0].astype(jnp.float32)
-    processed = _processed(logits, state)
-    index = state.lengths - state.prompt_lengths
-    words = jax.vmap(_fold_in)(state.seeds, index)
-    token = jnp.where(goes_on, _draw(processed, words, state.values), 0)
+    penalties = state.values["repetition_penalty"]
+
+    def drawn() -> Int[Array, " B"]:
+        penalized = penalize(logits, penalties, state.history, state.lengths)
+        words = jax.vmap(_fold_in)(state.seeds, state.lengths - state.prompt_lengths)
+        return _draw(_processed(penalized, state), words, state.values)
+
+    def most_likely() -> Int[Array, " B"]:  # in one pass, which writes no logits
+        return jnp.argmax(_processed(logits, state), axis=1).astype(jnp.int32)
+
+    is_plain = (state.values["temperature"] == 0) & (penalties == 1)
+    token = jnp.where(goes_on, jax.lax.cond(is_plain.all(), most_likely, drawn), 0)
     rows, drop = jnp.arange(len(token)), jnp.iinfo(jnp.int32).max
     here = jnp.where(goes_on, state.lengths, drop)
     new = jnp.where(goes_on, state.lengths - state.starts, drop)
@@ -197,7 +205,7 @@ def _advance(step: Step, state: SampleState) -> SampleState:
     return state.replace(
         cache=cache,
         lengths=jnp.where(goes_on, state.lengths + 1, state.lengths),
-        stopped=state.stopped | ended | (index + 1 >= state.limits),
+        stopped=state.stopped | ended | (state.lengths + 1 - state.prompt_lengths >= state.limits),
         last=token,
         history=state.history.at[rows, here].set(token),
         log_probs=state.log_probs.at[rows, new].set(added),
@@ -210,10 +218,10 @@ def _fold_in(words: UInt32[Array, "2"], index: Int[Array, ""]) -> UInt32[Array, 
 
 
 def _processed(logits: Float[Array, "B V"], state: SampleState) -> Float[Array, "B V"]:
-    rules, written = state.rules, (state.history, state.lengths)
+    """`logits` after the processors and constraints, which follow the repetition penalty."""
+    rules = state.rules
     processors = [*rules.logits_processors, *make_constraints(rules.config)]
-    logits = penalize(logits, state.values["repetition_penalty"], *written)
-    logits = apply_all(processors, logits, *written, state.prompt_lengths)
+    logits = apply_all(processors, logits, state.history, state.lengths, state.prompt_lengths)
     index = state.lengths - state.prompt_lengths
     return forbid_eos(logits, index < state.values["min_new_tokens"], rules.eos)
 
