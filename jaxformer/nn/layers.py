@@ -228,7 +228,7 @@ class Norm(nn.Module):
 
         def of_rows(x: Array, *vectors: Array) -> Array:
             as_row = partial(jnp.expand_dims, axis=tuple(range(x.ndim - 1)))
-            y = normalize(x.astype(jnp.float32), self.eps, self.kind == "layer")
+            y, _ = normalize(x.astype(jnp.float32), self.eps, self.kind == "layer")
             y = y * as_row(vectors[0])
             return (y + as_row(vectors[1]) if len(vectors) > 1 else y).astype(x.dtype)
 
@@ -242,31 +242,30 @@ class Norm(nn.Module):
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(1, 2))
-def normalize(x: Float[Array, "*shape D"], eps: float, centered: bool) -> Float[Array, "*shape D"]:
-    """(x - mean) / sqrt(variance + eps) over the last axis; without the mean if not `centered`.
+def normalize(
+    x: Float[Array, "*shape D"], eps: float, centered: bool
+) -> tuple[Float[Array, "*shape D"], Float[Array, "*shape 1"]]:
+    """(x - mean) / sqrt(variance + eps) over the last axis, and 1 / sqrt(variance + eps).
 
-    The derivative is written out. With the automatic one, XLA on a CPU recomputes the residual sums
-    of all later layers in each weight gradient, which costs time quadratic in depth.
+    Without the mean if not `centered`. The derivative is written out. With the automatic one, XLA
+    on a CPU recomputes the residual sums of all later layers in each weight gradient, which costs
+    time quadratic in depth.
     """
-    return _normalize(x, eps, centered)[0]
+    if centered:
+        x = x - jnp.mean(x, axis=-1, keepdims=True)
+    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
+    return x * inverse, inverse
 
 
 @normalize.defjvp
 def _normalize_jvp(eps, centered, primals, tangents):
     (x,), (dx,) = primals, tangents
-    y, inverse = _normalize(x, eps, centered)
-    dy = dx - y * jnp.mean(y * dx, axis=-1, keepdims=True)
+    y, inverse = normalize(x, eps, centered)
+    along = jnp.mean(y * dx, axis=-1, keepdims=True)
+    dy = dx - y * along
     if centered:
         dy = dy - jnp.mean(dx, axis=-1, keepdims=True)
-    return y, dy * inverse
-
-
-def _normalize(x: jax.Array, eps: float, centered: bool) -> tuple[jax.Array, jax.Array]:
-    """The normalised `x`, and the factor 1 / sqrt(variance + eps)."""
-    if centered:
-        x = x - jnp.mean(x, axis=-1, keepdims=True)
-    inverse = jax.lax.rsqrt(jnp.mean(x * x, axis=-1, keepdims=True) + eps)
-    return x * inverse, inverse
+    return (y, inverse), (dy * inverse, -along * inverse * inverse)
 
 
 class FeedForward(nn.Module):
