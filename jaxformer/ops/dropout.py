@@ -11,15 +11,7 @@ from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
 
-class ScannedPlace(struct.PyTreeNode):
-    """The layer index `index`, the path of a scanned block, and the paths that it stands for."""
-
-    index: Array
-    path: str = struct.field(pytree_node=False)
-    paths: tuple[str, ...] = struct.field(pytree_node=False)
-
-
-class DropoutRng(NamedTuple):
+class DropoutRng(struct.PyTreeNode):
     """The randomness of one step: two words of its key, and the global ids of the examples.
 
     Without one (None) there is no dropout. A mask is a hash of (key, name, example id, position,
@@ -37,7 +29,11 @@ class DropoutRng(NamedTuple):
 
     key_data: Array  # [2] uint32
     example_ids: Array  # [B] int32
-    scanned: ScannedPlace | None = None
+    layer: Array | None = None
+    """In a scan over blocks, the index of the layer."""
+    path: str = struct.field(pytree_node=False, default="")
+    """The path of the scanned block, which stands for one of `paths`."""
+    paths: tuple[str, ...] = struct.field(pytree_node=False, default=())
 
     @classmethod
     def create(cls, rng: Array, example_ids: Int[Array, " B"]) -> "DropoutRng":
@@ -50,15 +46,14 @@ class DropoutRng(NamedTuple):
 
         The masks are then those of the same modules without a scan.
         """
-        return self._replace(scanned=ScannedPlace(index, path, paths))
+        return self.replace(layer=index, path=path, paths=paths)
 
     def name_word(self, name: str) -> UInt32[Array, ""] | np.uint32:
         """The hash of the name of a place in the model."""
-        if self.scanned is None:
+        if self.layer is None:
             return np.uint32(zlib.crc32(name.encode()))
-        index, path, paths = self.scanned.index, self.scanned.path, self.scanned.paths
-        words = [zlib.crc32(name.replace(path, one, 1).encode()) for one in paths]
-        return jnp.asarray(np.array(words, np.uint32))[index]
+        words = [zlib.crc32(name.replace(self.path, one, 1).encode()) for one in self.paths]
+        return jnp.asarray(np.array(words, np.uint32))[self.layer]
 
     def keep_mask(
         self,
