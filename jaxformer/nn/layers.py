@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config.transformer import Activation
-from jaxformer.ops.dense import Dense, add_bias, logits_matmul, take_rows, weights
+from jaxformer.ops.dense import Dense, QuantizedMatrix, add_bias, logits_matmul, weights
 from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray
 
@@ -153,7 +153,10 @@ class Embedding(nn.Module):
             return jnp.asarray(ids, self.dtype)
         if not isinstance(ids, Tracer):
             self._check_ids(ids)
-        vectors = take_rows(self.table, ids).astype(self.dtype)
+        table = self.table
+        is_quantized = isinstance(table, QuantizedMatrix)
+        vectors = table.rows(ids) if is_quantized else jnp.take(table, ids, axis=0)
+        vectors = vectors.astype(self.dtype)
         if self.zero_id is not None:
             vectors = jnp.where(jnp.equal(ids, self.zero_id)[..., None], 0.0, vectors)
         return vectors * math.sqrt(self.d_model) if self.scale else vectors

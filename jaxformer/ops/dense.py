@@ -46,6 +46,10 @@ class QuantizedMatrix:
         """The matrix itself: inputs stay inputs, also where a table is used for logits."""
         return self
 
+    def rows(self, ids: Int[AnyArray, "*shape"]) -> Float32[Array, "*shape I"]:
+        """The rows of the outputs `ids`."""
+        return jnp.take(self.values, ids, axis=0) * jnp.take(self.scale, ids)[..., None]
+
 
 class Dense(nn.Module):
     """x W + b; the plain twin, with the same parameters, is Flax's `DenseGeneral`.
@@ -330,15 +334,6 @@ def quantize_matrix(matrix: Float[Array, "O I"]) -> QuantizedMatrix:
     """`matrix` in int8 per output, scale max / 127."""
     values, scale = _quantize(matrix)
     return QuantizedMatrix(values, scale[:, 0])
-
-
-def take_rows(
-    table: Float[Array, "O I"] | QuantizedMatrix, ids: Int[AnyArray, "*shape"]
-) -> Float[Array, "*shape I"]:
-    """The rows of `table` that belong to `ids`."""
-    if not isinstance(table, QuantizedMatrix):
-        return jnp.take(table, ids, axis=0)
-    return jnp.take(table.values, ids, axis=0) * jnp.take(table.scale, ids)[..., None]
 
 
 def int8_matmul(x: Float[Array, "R I"], matrix: QuantizedMatrix) -> Float[Array, "R O"]:

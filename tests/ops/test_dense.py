@@ -22,7 +22,6 @@ from jaxformer.ops.dense import (
     matmul,
     padded_matmul,
     quantize_matrix,
-    take_rows,
 )
 from jaxformer.ops.masks import AttentionMask
 
@@ -201,8 +200,7 @@ def test_a_product_in_8_bits_is_that_of_rounded_rows_and_outputs(rows, rng, asse
 def test_rows_taken_from_a_quantized_table_are_the_rounded_ones(rng, assert_equal):
     table = rng.standard_normal((11, 7), np.float32)
     ids = np.array([[3, 0, 10], [5, 3, 3]])
-    assert np.array_equal(take_rows(table, ids), table[ids])
-    assert_equal(take_rows(quantize_matrix(table), ids), rounded(table, 1)[ids], 1e-6)
+    assert_equal(quantize_matrix(table).rows(ids), rounded(table, 1)[ids], 1e-6)
 
 
 def partitioned_along(axis):
