@@ -134,6 +134,10 @@ class PositionScheme(Checked):
         """The rotation of the queries and keys of all blocks; None rotates nothing."""
         return None
 
+    def in_windows(self) -> "PositionScheme":
+        """The scheme whose rotation the blocks with a window take: this one."""
+        return self
+
     def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"] | None:
         """The bias of all attention logits, [1, N, T, S] or one of each text; None adds nothing."""
         return None
@@ -223,6 +227,9 @@ class Rotary(PositionScheme):
     """The part of each head's numbers that is rotated, from the first on (GPT-NeoX: 0.25)."""
     scaling: NoScaling | Linear | Llama3 | Yarn = NoScaling()
     """The change of the frequencies for longer texts than in training."""
+    window_base: Positive | None = None
+    """The base in blocks with a window, where `scaling` changes nothing (Gemma 3: 10,000); None:
+    they are rotated as all others."""
 
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for heads whose rotated part is not made of pairs."""
@@ -247,6 +254,11 @@ class Rotary(PositionScheme):
         angle = angle.reshape(-1, positions.shape[-1], 1, len(rates))
         sin, cos, factor = jnp.sin(angle), jnp.cos(angle), self.scaling.magnitude
         return Rotation(sin, cos) if factor == 1 else Rotation(sin * factor, cos * factor)
+
+    def in_windows(self) -> "Rotary":
+        """The positions of blocks with a window."""
+        base = self.window_base
+        return self if base is None else Rotary(base, self.fraction)
 
 
 @dataclass(frozen=True)

@@ -195,6 +195,11 @@ class TransformerConfig(Checked):
         _check_heads(self)
         _check_vocabulary(self)
         self.positions.check(self.d_model, self.key_size)
+        if self.attention.window is None and self.positions.in_windows() is not self.positions:
+            raise ConfigError(
+                f"positions={self.positions} differ in layers with a window, but attention.window="
+                "None: give a window, or leave window_base out"
+            )
 
     @property
     def ties_inputs(self) -> bool:

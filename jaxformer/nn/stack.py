@@ -13,7 +13,7 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import NoPositions, NormOptions, PositionScheme, TransformerConfig
-from jaxformer.config.positions import ParamSpecs, TokenPositions
+from jaxformer.config.positions import ParamSpecs, Rotation, TokenPositions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import check_axes
 from jaxformer.nn.blocks import STACKED, Block, MakeBlock, Remat
@@ -272,26 +272,31 @@ class Stack(nn.Module):
         scheme, heads = self.scheme, self.num_heads
         specs = scheme.params(x.shape[-1], heads, self.max_len, self.table_init)
         params = PositionParams(specs, name="positions")() if specs else {}
-        rotation = scheme.rotation(at.positions, self.head_dim or x.shape[-1] // heads)
+        head_dim = self.head_dim or x.shape[-1] // heads
         x, bias = scheme.add(x, at, params), scheme.bias(at, params)
         x = tap(self, "input", self.embedding_norm(x) if self.input_norm else x)
         has_mesh = not jax.sharding.get_abstract_mesh().empty
         x = divide_positions(x) if has_mesh else x
         x = self.dropout(x, dropout_rng) if self.dropout_rate else x
 
-        full = windowed = mask
+        # The mask and the rotation of the layers with a window, and of the others.
+        full = windowed = mask, scheme.rotation(at.positions, head_dim)
         if self.window is not None and mask.causal:
-            windowed = replace(mask, window=min(self.window, mask.window or self.window))
+            mask = replace(mask, window=min(self.window, mask.window or self.window))
+            local = scheme.in_windows()
+            same = local is scheme
+            windowed = mask, full[1] if same else local.rotation(at.positions, head_dim)
         layers: tuple[LayerCache, ...] = ()
         if cache is not None:
-            full, windowed = (cache.mask_of_beams(one, x.shape[1]) for one in (full, windowed))
+            count = x.shape[1]
+            full, windowed = ((cache.mask_of_beams(m, count), r) for m, r in (full, windowed))
             bias, layers = cache.bias_of_beams(bias), cache.layers
 
-        inputs = {"rotation": rotation, "bias": bias, "encoder_mask": encoder_mask}
+        inputs = {"bias": bias, "encoder_mask": encoder_mask}
         if self.scan:
             layer, kv = (layers or (None,))[0], (encoder_kv or (None,))[0]
-            masks = full, windowed
-            x, layers = self._apply_in_scan(x, layer, kv, masks, inputs, dropout_rng)
+            kinds = full, windowed
+            x, layers = self._apply_in_scan(x, layer, kv, kinds, inputs, dropout_rng)
         else:
             none, new_layers = (None,) * self.num_layers, []
             is_traced = cache is not None and isinstance(x, Tracer)
@@ -299,9 +304,11 @@ class Stack(nn.Module):
             parts = zip(blocks, layers or none, encoder_kv or none, strict=True)
             for i, (block, layer, kv) in enumerate(parts):
                 is_full = self.full_every is not None and (i + 1) % self.full_every == 0
+                mask, rotation = full if is_full else windowed
                 x, layer = block(
                     x,
-                    full if is_full else windowed,
+                    mask,
+                    rotation=rotation,
                     encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
                     layer_cache=layer,
                     dropout_rng=dropout_rng,
@@ -331,7 +338,7 @@ class Stack(nn.Module):
         x: Float[Array, "R T D"],
         layer: LayerCache | None,
         kv: KeyValue | LayerCache | None,
-        masks: tuple[AttentionMask, AttentionMask],
+        kinds: Sequence[tuple[AttentionMask, Rotation | None]],
         inputs: dict[str, Any],
         dropout_rng: DropoutRng | Array | None,
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
@@ -347,10 +354,12 @@ class Stack(nn.Module):
             more = inputs | {"encoder_kv": kv, "layer_cache": layer, "dropout_rng": rng}
 
             def full(block: nn.Module, x: Array) -> Any:
-                return block(x, masks[0], **more)
+                mask, rotation = kinds[0]
+                return block(x, mask, rotation=rotation, **more)
 
             def windowed(block: nn.Module, x: Array) -> Any:
-                return block(x, masks[1], **more)
+                mask, rotation = kinds[1]
+                return block(x, mask, rotation=rotation, **more)
 
             if self.full_every is None or self.is_initializing():
                 return windowed(block, x)

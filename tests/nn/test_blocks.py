@@ -1,14 +1,19 @@
 """Blocks with parallel sub-layers, norms on both sides, soft caps; windows in some layers."""
 
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
 import pytest
 
 from jaxformer import AttentionMask, DecoderOnly, TransformerConfig
-from jaxformer.config import AttentionOptions, NormOptions, OutputOptions
+from jaxformer.config import AttentionOptions, Linear, NormOptions, OutputOptions, Rotary
+from jaxformer.errors import ConfigError
+from jaxformer.nn.blocks import unstack_blocks
+from jaxformer.nn.cache import init_cache
 from jaxformer.nn.inspection import read_taps
+from jaxformer.nn.layers import Norm
 from jaxformer.nn.stack import make_stack
 
 B, T, V = 2, 7, 17
@@ -87,6 +92,34 @@ def test_the_smaller_of_two_windows_is_seen(x, random_params, assert_equal):
     for window, least in ((2, 2), (5, 3), (None, 3)):
         assert_equal(seen(windowed, window), seen(CONFIG, least))
     assert np.abs(seen(CONFIG, 2) - seen(CONFIG, 3)).max() > 0.01
+
+
+@pytest.mark.parametrize("scan", [False, True])
+def test_layers_with_a_window_are_rotated_by_their_own_base(scan, x, random_params, assert_equal):
+    scaled = Rotary(77.0, scaling=Linear(3.0))
+    both = replace(GEMMA, positions=replace(scaled, window_base=5.0), scan_layers=scan)
+    params = random_params(make_stack(both, 2), x, CAUSAL)
+    found = make_stack(both, 2).apply({"params": params}, x, CAUSAL)
+    layers, expected = unstack_blocks(params) if scan else params, x
+    for i, (positions, window) in enumerate([(Rotary(5.0), 2), (scaled, None)]):
+        rotation = positions.rotation(np.arange(T), both.key_size)
+        mask = AttentionMask(causal=True, window=window)
+        block = bound(both, layers[f"blocks_{i}"])
+        expected, _ = block(expected, mask, rotation=rotation)
+    expected = Norm().apply({"params": layers["final_norm"]}, expected)
+    assert_equal(found, expected)
+    model = DecoderOnly(replace(both, num_decoder_layers=2))
+    params = random_params(model, TOKENS)
+    whole, cache = model.apply({"params": params}, TOKENS), init_cache(model.config, B, 1, T)
+    step = jax.jit(partial(model.apply, method="decode_step"))
+    for t in range(T):
+        logits, cache = step({"params": params}, TOKENS[:, None, t : t + 1], cache)
+        assert_equal(logits[:, 0, 0], whole[:, t])
+
+
+def test_a_base_of_windows_without_a_window_is_refused():
+    with pytest.raises(ConfigError, match="attention.window=None: give a window"):
+        replace(CONFIG, positions=Rotary(window_base=5.0))
 
 
 def test_soft_caps_bound_the_logits_of_the_model_and_of_attention(params):

@@ -309,6 +309,7 @@ STYLES: dict[str, tuple[str, Callable[[Path, Lines, Train], None]]] = {
     "qwen3": ("Qwen3ForCausalLM", qwen2),
     "gemma": ("GemmaForCausalLM", gemma),
     "gemma2": ("Gemma2ForCausalLM", gemma),
+    "gemma3": ("Gemma3ForCausalLM", gemma),
     "opt": ("OPTForCausalLM", opt),
     "gpt_neox": ("GPTNeoXForCausalLM", gpt_neox),
     "bert": ("BertForMaskedLM", bert),

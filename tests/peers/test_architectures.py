@@ -58,6 +58,13 @@ NEOX |= {"hidden_size": 24}
 HALF = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 HALF["rope_parameters"] |= {"partial_rotary_factor": 0.5}
 
+WINDOWS = ["sliding_attention", "full_attention", "sliding_attention"]
+THREE = {"num_hidden_layers": 3, "layer_types": WINDOWS}
+BY_LAYER = {"full_attention": LINEAR["rope_parameters"]}
+BY_LAYER |= {"sliding_attention": {"rope_type": "default", "rope_theta": 5.0}}
+BY_LAYER = {"rope_parameters": BY_LAYER}
+LINEAR_ALONE = {"rope_scaling": {"rope_type": "linear", "factor": 3.0}}
+
 SILU = {"feed_forward_proj": "silu", "layer_norm_epsilon": 0.1}
 UNSHARED = {"share_encoder_decoder_embeddings": False}
 UNSCALED = {"activation_function": "gelu", "scale_embedding": False}
@@ -109,6 +116,16 @@ CASES = [
         "Gemma2ForSequenceClassification",
         {**WIDE, "num_labels": 3, "attn_logit_softcapping": None, "num_hidden_layers": 3},
     ),
+    (
+        "Gemma3ForCausalLM",
+        {**GROUPED, **WIDE, "sliding_window": 3, "query_pre_attn_scalar": 24, **BY_LAYER, **THREE},
+    ),
+    ("Gemma3ForCausalLM", {**WIDE, **LINEAR_ALONE, "layer_types": ["full_attention"] * 2}),
+    ("Gemma3TextModel", {**WIDE, **BIASED, "sliding_window_pattern": 2, **EPS, **CAPS}),
+    (
+        "Gemma3TextForSequenceClassification",
+        {**WIDE, "num_labels": 3, "sliding_window": 4, "layer_types": ["sliding_attention"] * 2},
+    ),
     ("RobertaModel", {"type_vocab_size": 1}),
     ("RobertaForMaskedLM", {"layer_norm_eps": 1e-2}),
     ("RobertaForSequenceClassification", {"num_labels": 3}),
@@ -136,7 +153,9 @@ CASES = [
 ]
 SIZES = {"gpt2": GPT2, "bert": BERT, "distilbert": DISTILBERT, "roberta": BERT}
 SIZES |= {"xlm-roberta": BERT, "opt": OPT, "gpt_neox": NEOX}
-SIZES |= dict.fromkeys(("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2"), LLAMA)
+SIZES |= dict.fromkeys(
+    ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3_text"), LLAMA
+)
 
 
 UNLIKE = dict.fromkeys(TRANSLATORS, {"decoder_layers": 2})
@@ -206,7 +225,7 @@ def outputs(found):
 
 def method_of(model):
     bare = ("GPT2Model", "LlamaModel", "MistralModel", "GemmaModel", "Gemma2Model")
-    bare += ("Olmo2Model", "GPTNeoXModel", "OPTModel")
+    bare += ("Gemma3TextModel", "Olmo2Model", "GPTNeoXModel", "OPTModel")
     return "hidden" if type(model).__name__ in bare else None
 
 

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.peer
 EQUAL = (("silu", "swish"), (False, None))
 OURS_ALONE = {
     "rope_theta",  # in their rope_parameters
+    "rope_local_base_freq",
     "rotary_emb_base",
     "rotary_pct",
     "tie_word_embeddings",  # theirs tie any T5; its scaled outputs are a key of their own
@@ -47,6 +48,15 @@ OLD_AND_NEW = [
     ),
     ("gpt_neox", {"rotary_pct": 0.5, "rope_parameters": {"partial_rotary_factor": 1.0}}),
     ("gemma", {"hidden_act": "gelu", "hidden_activation": "relu"}),
+    ("gemma3_text", {"rope_scaling": {"rope_type": "linear", "factor": 8.0}}),
+    (
+        "gemma3_text",
+        {
+            "sliding_window_pattern": 2,
+            "rope_local_base_freq": 5.0,
+            "rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7.0}},
+        },
+    ),
 ]
 
 

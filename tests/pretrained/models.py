@@ -109,6 +109,17 @@ GEMMA2 = with_fields(
         "output.softcap": 7.0,
     },
 )
+GEMMA3 = with_fields(
+    GEMMA,
+    {
+        "norm.placement": "sandwich",
+        "attention.window": 3,
+        "attention.full_every": 2,
+        "attention.query_scalar": 24,
+        "attention.query_key_norm": True,
+        "positions": Rotary(base=77.0, scaling=Linear(factor=3), window_base=5.0),
+    },
+)
 UNCAPPED = {"attention.softcap": None, "output.softcap": None, "attention.full_every": None}
 
 
@@ -207,6 +218,7 @@ MODELS = {
     "opt, classes": ("opt", Classifier(DecoderOnly(GPT2), 3)),
     "gemma2": ("gemma2", DecoderOnly(GEMMA2)),
     "gemma2, no caps": ("gemma2", DecoderOnly(with_fields(GEMMA2, UNCAPPED))),
+    "gemma3": ("gemma3_text", DecoderOnly(GEMMA3)),
     "gpt_neox": ("gpt_neox", decoder(NEOX, embeddings__tied="none")),
     "gpt_neox, tied": ("gpt_neox", decoder(NEOX, norm__placement="pre")),
     "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),

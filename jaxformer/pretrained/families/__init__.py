@@ -7,14 +7,23 @@ from jaxformer.errors import ConfigError
 from jaxformer.pretrained.families.bart import BART, M2M100, MARIAN, MBART
 from jaxformer.pretrained.families.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from jaxformer.pretrained.families.gpt import GPT2, GPT_NEOX, OPT
-from jaxformer.pretrained.families.llama import GEMMA, GEMMA2, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3
+from jaxformer.pretrained.families.llama import (
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    LLAMA,
+    MISTRAL,
+    OLMO2,
+    QWEN2,
+    QWEN3,
+)
 from jaxformer.pretrained.families.t5 import MT5, T5
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import Kind
 
 _ALL = (
     GPT2,
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA, GEMMA2),
+    *(LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA, GEMMA2, GEMMA3),
     *(OPT, GPT_NEOX),
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA),
     *(MARIAN, BART, MBART, M2M100, T5, MT5),

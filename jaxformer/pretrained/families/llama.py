@@ -1,4 +1,4 @@
-"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, OLMo 2, Gemma, Gemma 2.
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, OLMo 2, Gemma.
 
 All have RMS norms, rotary positions, gated layers and shared key/value heads.
 """
@@ -13,7 +13,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.pretrained import config_keys as keys
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.families.decoder import Names, decoder
-from jaxformer.pretrained.families.rotary import rotary
+from jaxformer.pretrained.families.rotary import rotary, rotary_by_layer
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.weight_map import SAME, Entry, Transform
 
@@ -30,6 +30,15 @@ def _biases(*names: str) -> keys.Key:
 
 _WINDOW = keys.number("sliding_window", "attention.window", 4096, least=1, nullable=True)
 """The number of tokens that a token attends to; null means all."""
+_WINDOW_OF_SOME = keys.number(
+    "sliding_window",
+    "attention.window",
+    4096,
+    least=1,
+    nullable=True,
+    value_of=lambda config: config.attention.window or config.max_len,
+)
+"""The same of some layers: transformers needs a number even if none of them has a window."""
 
 
 def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,10 +59,15 @@ _FULL_ATTENTION = keys.Key(
 """Layers of Qwen that may have a window; only those without one are supported."""
 
 
-def _read_layer_types(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our field; `ConfigError` for windows that do not alternate regularly."""
+def _read_layer_types(
+    interval: int, key: str, hf: Mapping[str, Any], fields: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Our fields; `ConfigError` for windows that do not alternate regularly."""
     layers = fields["num_decoder_layers"]
-    kinds = hf.get("layer_types") or _layer_types(layers, 2)
+    interval = keys.parse_number(key, hf.get(key, interval), int, 1)
+    kinds = hf.get("layer_types") or _layer_types(layers, interval)
+    if kinds == _layer_types(layers, 1):
+        return {"attention.window": None}
     for interval in (2, *range(3, layers + 1), None):
         if kinds == _layer_types(layers, interval):
             return {"attention.full_every": interval}
@@ -68,15 +82,26 @@ def _layer_types(layers: int, interval: int | None) -> list[str]:
     return [names[interval is not None and i % interval == 0] for i in range(1, layers + 1)]
 
 
-_LAYER_TYPES = keys.Key(
-    ("layer_types",),
-    _read_layer_types,
-    lambda config: {
-        "layer_types": _layer_types(config.num_decoder_layers, config.attention.full_every)
-    },
-)
-"""The layers that have a window."""
+def _windows(interval: int, key: str = "") -> keys.Key:
+    """The layers that have a window: all but each n-th, by default n = `interval`.
 
+    `key` is that of n in older versions.
+    """
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        every = 1 if config.attention.window is None else config.attention.full_every
+        return {"layer_types": _layer_types(config.num_decoder_layers, every)}
+
+    return keys.Key(("layer_types", key), partial(_read_layer_types, interval, key), write)
+
+
+_QUERY_SCALAR = keys.number(
+    "query_pre_attn_scalar",
+    "attention.query_scalar",
+    256,
+    value_of=lambda config: config.attention.query_scalar or config.key_size,
+)
+_ROTARY = rotary()
 _QKV, _MLP = ("query", "key", "value"), ("gate", "up", "down")
 # Ours and their names of a block's norms, by the placement.
 _NORMS = {
@@ -114,7 +139,7 @@ def _block(
     entries += maps.layers(jax, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
     if config.attention.query_key_norm:
         names = {f"attention/{x}_norm": f"self_attn.{x[0]}_norm" for x in ("query", "key")}
-        entries += maps.layers(jax, hf, names, False)
+        entries += maps.layers(jax, hf, names, False, scale=scale)
     return entries
 
 
@@ -130,6 +155,7 @@ def _family(
     activation_key: str = "hidden_act",
     ignored_keys: str = "",
     constants: Mapping[str, Any] = {},
+    positions: keys.Key = _ROTARY,
 ) -> Family:
     """A family of classes `name`; the sizes are those of a config.json without them.
 
@@ -167,8 +193,8 @@ def _family(
             keys.tied_output(tied),
             keys.number("rms_norm_eps", "norm.eps", 1e-6),
             keys.number("attention_dropout", "attention.dropout_rate", 0.0),
-            rotary(),
             *more,
+            positions,
         ],
         constants={
             "positions": Rotary(),
@@ -270,14 +296,9 @@ GEMMA2 = _family(
     _head_dim(256),
     _CAUSAL,
     _biases("attention_bias"),
-    _WINDOW,
-    _LAYER_TYPES,
-    keys.number(
-        "query_pre_attn_scalar",
-        "attention.query_scalar",
-        256,
-        value_of=lambda config: config.attention.query_scalar or config.key_size,
-    ),
+    _WINDOW_OF_SOME,
+    _windows(2),
+    _QUERY_SCALAR,
     keys.number("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
     keys.number("final_logit_softcapping", "output.softcap", 30.0, nullable=True),
     vocab_size=256_000,
@@ -292,3 +313,36 @@ GEMMA2 = _family(
 )
 """Gemma Team 2024b: norms on both sides of each sub-layer, a window in every other layer, soft caps
 of the logits."""
+GEMMA3 = _family(
+    "Gemma3",
+    _head_dim(256),
+    _CAUSAL,
+    _biases("attention_bias"),
+    _WINDOW_OF_SOME,
+    _windows(6, "sliding_window_pattern"),
+    _QUERY_SCALAR,
+    keys.number("final_logit_softcapping", "output.softcap", None, kind=float, nullable=True),
+    vocab_size=262_208,
+    max_len=131_072,
+    sizes=(2304, 9216, 26, 8, 4),
+    tied=True,
+    activations={"gelu_pytorch_tanh": "gelu_tanh", **keys.ACTIVATIONS},
+    activation_key="hidden_activation",
+    scale=maps.shifted(SAME, 1.0),
+    ignored_keys="hidden_act cache_implementation attn_logit_softcapping _sliding_window_pattern",
+    constants={
+        "norm.placement": "sandwich",
+        "embeddings.scale": True,
+        "attention.query_key_norm": True,
+    },
+    positions=rotary_by_layer(1e6, 1e4),
+)._replace(
+    model_type="gemma3_text",
+    architectures={
+        "Gemma3ForCausalLM": "decoder",
+        "Gemma3TextModel": "bare_decoder",
+        "Gemma3TextForSequenceClassification": "decoder_classifier",
+    },
+)
+"""Gemma Team 2025, without images: norms of queries and keys in place of soft caps, rotary
+positions of their own in layers with a window."""

@@ -1,6 +1,7 @@
-"""Rotary positions in config.json: the base, the scaling and the part of a head."""
+"""Rotary positions in config.json: the bases, the scaling and the part of a head."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -59,9 +60,7 @@ def _read(
     As in transformers, "rope_scaling" hides "rope_parameters", and both hide the older keys.
     """
     name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
-    rope = hf.get(name) or {}
-    if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
-        raise ConfigError(f"{name}={keys.as_text(rope)}, but it must be an object of numbers")
+    rope = _numbers(name, hf.get(name))
     kind = _kind(name, rope)
     scaling = _SCALINGS[kind]
     unknown = rope.keys() - {key for each in scaling for key in each.names}
@@ -85,6 +84,51 @@ def _read(
 
     rotated = 1.0 if whole else number(_FRACTION, fraction or _FRACTION, default_fraction)
     return {"positions": Rotary(number("rope_theta", base, 10_000.0), rotated, kind(**values))}
+
+
+def rotary_by_layer(base: float, window_base: float) -> keys.Key:
+    """The positions of layers with a window and of the others, which have bases of their own.
+
+    `base` and `window_base` are those of a config.json without them.
+    """
+    old, local = "rope_theta", "rope_local_base_freq"
+    full, windowed = "full_attention", "sliding_attention"
+
+    def read(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+        parts = hf.get("rope_parameters") or {}
+        if not isinstance(parts, dict) or not parts.keys() <= {full, windowed}:
+            raise keys.unsupported("rope_parameters", parts, {full: {}, windowed: {}})
+        one, scaling, other = (
+            _numbers(name, values.get(name))
+            for name, values in ((full, parts), ("rope_scaling", hf), (windowed, parts))
+        )
+        if _kind(windowed, other) is not NoScaling:
+            raise keys.unsupported(f"rope_parameters.{windowed}", other, {"rope_type": "default"})
+        flat = {**hf, old: hf.get(old) or base, "rope_parameters": one | scaling}
+        positions = _read(old, "", 1.0, {**flat, "rope_scaling": None}, fields)["positions"]
+        if fields["attention.window"] is None:
+            return {"positions": positions}
+        theta = other.get("rope_theta") or hf.get(local) or window_base
+        return {"positions": replace(positions, window_base=keys.parse_number(local, theta, float))}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        positions: Any = config.positions
+        theta = positions.base if positions.window_base is None else positions.window_base
+        hf, other = _write(old, "", config), {"rope_type": "default", "rope_theta": theta}
+        return hf | {
+            local: theta,
+            "rope_parameters": {full: hf["rope_parameters"], windowed: other},
+        }
+
+    return keys.Key((local, *rotary().names), read, write)
+
+
+def _numbers(name: str, value: Any) -> dict[str, Any]:
+    """The object `name`, empty if absent; `ConfigError` for what is no object of numbers."""
+    value = value or {}
+    if not isinstance(value, dict) or any(isinstance(each, dict) for each in value.values()):
+        raise ConfigError(f"{name}={keys.as_text(value)}, but it must be an object of numbers")
+    return value
 
 
 def _kind(key: str, rope: Mapping[str, Any]) -> type[NoScaling]:
