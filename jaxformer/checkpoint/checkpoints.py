@@ -18,9 +18,18 @@ import orbax.checkpoint as ocp
 
 from jaxformer import storage
 from jaxformer.checkpoint import manifest
-from jaxformer.checkpoint.leaves import as_given, restore_args, storable, stored_shape
+from jaxformer.checkpoint.leaves import (
+    PIECE,
+    Shardings,
+    as_given,
+    read_mean,
+    reading,
+    restore_args,
+    storable,
+    stored_arrays,
+    stored_shape,
+)
 from jaxformer.checkpoint.lock import Lock, lock
-from jaxformer.checkpoint.reading import PIECE, Shardings, read_mean, reading, stored_arrays
 from jaxformer.checkpoint.steps import StepFolders, on_process_zero
 from jaxformer.distributed.processes import agreed
 from jaxformer.errors import CheckpointError, ConfigError, listed
