@@ -88,7 +88,7 @@ class Dropout(nn.Module):
     """The name of the place within the parent module."""
 
     def __call__(
-        self, x: Float[Array, "B ... F"], rng: DropoutRng | None
+        self, x: Float[Array, "B ... F"], rng: DropoutRng | jax.Array | None
     ) -> Float[Array, "B ... F"]:
         """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
         dropout = self.at(rng, len(x)) if self.rate else None
