@@ -104,7 +104,7 @@ def main(config: CompareConfig) -> None:
 
 def without_dropout(sizes: TransformerConfig) -> TransformerConfig:
     """`sizes` without dropout, which draws different random numbers in the two libraries."""
-    parts = ("attention", "feed_forward", "embeddings")
+    parts = ("attention", "feed_forward")
     none = {f"{part}.dropout_rate": 0.0 for part in parts}
     return with_fields(sizes, {"dropout_rate": 0.0, **none})
 
