@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import subprocess
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 import jaxformer
 from jaxformer import optional_dependencies
 from jaxformer.errors import MissingExtra
+from tests.two_processes import finished, start
 
 LATE = {"orbax", "tokenizers", "matplotlib", "torch", "transformers", "sacrebleu"}
 LATE |= {"safetensors", "huggingface_hub"}
@@ -34,9 +34,8 @@ STAGES = (
 def test_the_package_alone_texts_and_models_each_load_only_what_they_need():
     report = "print(*{name.partition('.')[0] for name in sys.modules})"
     code = "import sys\n" + "\n".join(f"{stage}\n{report}" for stage in STAGES)
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    alone, texts, models = (set(line.split()) for line in done.stdout.splitlines())
+    (done,) = finished(start("-c", code))
+    alone, texts, models = (set(line.split()) for line in done.out.splitlines())
     assert "jaxformer" in alone
     assert alone & {"jax", "flax", "optax", "numpy", *LATE} == set()
     assert "numpy" in texts

@@ -20,10 +20,10 @@ import pytest
 import jaxformer as jf
 from jaxformer.text.tokenizers import train_bpe
 from tests.documents import PAGES, ROOT, commands
-from tests.experiments.test_distributed import ended, finished, lines
+from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import WORDS
 from tests.pretrained.models import LLAMA, decoder, inputs_of
-from tests.two_processes import free_port
+from tests.two_processes import ended, finished, free_port
 
 CLUSTER = ".venv/bin/python -m experiments.translation.train --distributed --strategy sharded"
 PLACED = "--coordinator HOST:PORT --num_processes N --process_id i"
@@ -141,7 +141,7 @@ def test_a_job_of_slurm_trains_a_language_model_on_all_devices_of_its_tasks(plac
     finished(*start(BATCH, place, devices=4, added=TEXT))
     surroundings = json.loads((run_of(place) / "env.json").read_text())
     assert (surroundings["processes"], len(surroundings["devices"])) == (2, 8)
-    assert [line["step"] for line in lines(run_of(place))][:2] == [1, 2]
+    assert [line["step"] for line in metrics_of(run_of(place))][:2] == [1, 2]
     assert json.loads((run_of(place) / "scores.json").read_text())
 
 
@@ -201,8 +201,10 @@ def test_hosts_are_lost_and_the_same_command_goes_on_also_with_fewer_hosts(place
     (done,) = finished(*start(alone, place, devices=8, added=PAIRS))
     assert 10 <= first_step(done.out) < 23
     run, expected = run_of(place), run_of(place, "whole")
-    assert [line["step"] for line in lines(run)] == [line["step"] for line in lines(expected)]
-    for line, other in zip(lines(run), lines(expected), strict=True):
+    assert [line["step"] for line in metrics_of(run)] == [
+        line["step"] for line in metrics_of(expected)
+    ]
+    for line, other in zip(metrics_of(run), metrics_of(expected), strict=True):
         assert line["loss"] == pytest.approx(other["loss"], rel=1e-6)
     first, second = finished(*start(EVALUATE, place, devices=8, processes=2))
     scores = json.loads((run / "scores.json").read_text())

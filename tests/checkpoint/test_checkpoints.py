@@ -24,6 +24,7 @@ from jax.experimental import multihost_utils
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.errors import CheckpointError
 from tests.checkpoint.places import names
+from tests.faults.states import as_bytes
 
 
 @flax.struct.dataclass
@@ -56,14 +57,6 @@ def make_state(seed, *, kernel=(5, 3), dtype=jnp.float32, ema=False, impl=None):
 def small(step):
     """A state of one array, which tells its step."""
     return {"params": {"w": np.full(7, step, np.float32)}}
-
-
-def as_bytes(tree):
-    def raw(leaf):
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf).tobytes()
-
-    return jax.tree.map(raw, tree)
 
 
 @pytest.fixture(scope="module")

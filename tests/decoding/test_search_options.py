@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import struct
 
 from jaxformer.decoding import (
     Prompts,
@@ -18,17 +17,9 @@ from jaxformer.decoding import (
     renormalize,
     sample,
 )
+from tests.decoding.test_decoding import NoMemory, close
 
 END, START, A, B = range(4)
-close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-
-
-@struct.dataclass
-class NoMemory:
-    """The cache of a Markov model."""
-
-    def reorder_beams(self, parents):
-        return self
 
 
 def table(start, a, b):

@@ -1,9 +1,5 @@
 """The start of several processes: which arguments are refused, and when."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,6 +7,7 @@ import pytest
 
 from jaxformer.distributed import initialize
 from jaxformer.errors import ConfigError
+from tests.two_processes import Ended, ended, start
 
 pytestmark = pytest.mark.long
 
@@ -34,26 +31,20 @@ def test_an_impossible_start_is_refused(arguments, message):
 
 def test_a_start_without_a_cluster_is_refused():
     done = begun(())
-    assert "ConfigError: no cluster was found in the environment" in done.stderr
-    assert "give coordinator=HOST:PORT, num_processes and process_id" in done.stderr
+    assert "ConfigError: no cluster was found in the environment" in done.err
+    assert "give coordinator=HOST:PORT, num_processes and process_id" in done.err
 
 
 def test_a_start_that_nobody_answers_ends_in_time():
     done = begun(("127.0.0.1:1", 2, 1), timeout=3)
-    assert done.returncode != 0 and "DEADLINE_EXCEEDED" in done.stderr
+    assert done.code != 0 and "DEADLINE_EXCEEDED" in done.err
 
 
-def begun(arguments: tuple[Any, ...], **options: int) -> subprocess.CompletedProcess:
+def begun(arguments: tuple[Any, ...], **options: int) -> Ended:
     """The outcome of a process that only starts."""
     code = "from jaxformer.distributed import initialize; initialize(*{!r}, **{!r})"
-    return subprocess.run(
-        [sys.executable, "-c", code.format(arguments, options)],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    (done,) = ended(start("-c", code.format(arguments, options)), timeout=60)
+    return done
 
 
 def test_a_start_after_the_first_computation_is_refused():

@@ -1,10 +1,6 @@
 """The check of a device: what agrees is timed, what does not is named and ends with code 1."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -14,8 +10,8 @@ from experiments.harness import cli
 from experiments.results import read
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import reference
+from tests.two_processes import ended, start
 
-ROOT = Path(__file__).parents[2]
 HERE = "tests.experiments.test_benchmarks_device"
 
 
@@ -99,15 +95,12 @@ def test_a_step_with_wrong_attention_has_other_losses():
 def test_collectives_and_a_step_on_eight_devices_agree_with_one_and_are_timed(tmp_path):
     words = "-m experiments.benchmarks.device --preset small --only collectives training"
     words += f" --strategy sharded --mesh data=2,fsdp=2,tensor=2 --results {tmp_path}/results.jsonl"
-    environment = os.environ | {"JAX_NUM_CPU_DEVICES": "8", "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, *words.split()], env=environment, capture_output=True, text=True
-    )
-    lines = [line.split() for line in done.stdout.splitlines() if "=2  " in line or "step " in line]
+    (done,) = ended(start(*words.split(), devices=8))
+    lines = [line.split() for line in done.out.splitlines() if "=2  " in line or "step " in line]
     outcomes = {(words[0], words[1]): words[2] for words in lines if words[2] in ("ok", "FAILED")}
     axes, names = ("data", "fsdp", "tensor"), device.COLLECTIVES
     expected = {(name, f"{axis}=2"): "ok" for axis in axes for name in names}
-    assert done.returncode == 0 and outcomes == expected | {("training", "step"): "ok"}, done
+    assert done.code == 0 and outcomes == expected | {("training", "step"): "ok"}, done
     assert numbers(tmp_path) >= {("training step", "ms"), ("training step", "tokens/s")}
 
 

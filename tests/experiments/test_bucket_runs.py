@@ -1,8 +1,6 @@
 """Runs in a bucket: trained, stopped, resumed and read there, equal to local ones to the bit."""
 
 import json
-import os
-import signal
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -34,12 +32,12 @@ from jaxformer.pretrained.run_weights import select_weights
 from jaxformer.storage import to_path
 from jaxformer.training.parameters import flatten
 from tests import buckets
+from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import language_config, translation_config
+from tests.experiments.trained_runs import StopAt4
 from tests.faults import states
 
 pytestmark = pytest.mark.long
-
-SPEEDS = {"tokens_per_second", "data_wait", "mfu"}
 
 
 @pytest.fixture(autouse=True)
@@ -47,28 +45,15 @@ def cache_of_the_user(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-class Stopping:
-    """A logger that asks for an end at the first start, as a system does that needs the machine."""
-
-    def __init__(self, step: int):
-        self._step = step
-
-    def log(self, step: int, metrics: Any) -> None:
-        if step == self._step:
-            self._step = 0  # a second signal would end the process
-            os.kill(os.getpid(), signal.SIGTERM)
-
-
-def left(folder: Path, training: Any) -> dict[str, Any]:
+def left(folder: Path) -> dict[str, Any]:
     """Everything that a run leaves but times and places."""
-    lines = [{k: v for k, v in x.items() if k not in SPEEDS} for x in Run(folder).metrics()]
     params = flatten(select_weights(folder).read())
     paths = (path for path in folder.rglob("*") if path.is_file())
     names = sorted(str(path.relative_to(folder)) for path in paths)
     files = [x for x in names if x.split("/")[0] not in ("checkpoints", "tensorboard")]
     varying = ("config.json", "env.json", "metrics.jsonl")
     return {
-        "metrics": lines,
+        "metrics": metrics_of(folder),
         "params": {path: np.asarray(leaf).tobytes() for path, leaf in params.items()},
         "names": files,
         **{name: (folder / name).read_bytes() for name in files if name not in varying},
@@ -83,14 +68,14 @@ def said(capsys: Any, command: Any, kind: Any, words: str) -> str:
 
 
 def test_a_run_in_a_bucket_is_stopped_resumed_by_its_address_and_the_local_one_to_the_bit(
-    bucket_url, causal_run, capsys
+    bucket_url, causal_run, tmp_path, capsys
 ):
     """Also with slow and failing requests."""
     make_step = causal_run.train.make_step
     far = replace(causal_run.config, runs=f"{bucket_url}/runs")
     address = f"{far.runs}/language_modelling/tiny"
     with pytest.raises(SystemExit) as stopped:
-        language_modelling.train(far, loggers=[Stopping(4)], make_step=make_step)
+        language_modelling.train(far, loggers=[StopAt4(tmp_path)], make_step=make_step)
     assert stopped.value.code == 143
     assert 4 <= Run(address).metrics()[-1]["step"] < 7
     resumed = cli.parse(PRESETS, ["--resume", address], experiment="language_modelling")
@@ -101,7 +86,7 @@ def test_a_run_in_a_bucket_is_stopped_resumed_by_its_address_and_the_local_one_t
         assert buckets.inject()["failed"] > 3
     assert "from step 0" not in capsys.readouterr().out
     assert str(there) == address
-    expected, found = (left(x, far.training) for x in (causal_run.folder, there))
+    expected, found = map(left, (causal_run.folder, there))
     assert found.keys() == expected.keys()
     assert [name for name in found if found[name] != expected[name]] == []
     assert len(list((there / "tensorboard").iterdir())) == 2

@@ -18,6 +18,7 @@ from experiments.harness.runs import distributed
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.errors import ConfigError
 from jaxformer.storage import to_path
+from tests.experiments.commands import metrics_of
 from tests.experiments.test_training_config import LANGUAGE, TRANSLATION
 from tests.two_processes import Ended, ended, finished, free_port, start
 
@@ -43,14 +44,6 @@ def begin_two(folder: Path, words: str, *, apart: bool = False) -> list[subproce
         place = UNOPTIMIZED | ({"XDG_CACHE_HOME": str(home / "cache")} if apart else {})
         processes.append(start(*call, index, folder=home, devices=2, environment=place))
     return processes
-
-
-def lines(folder: Path) -> list[dict]:
-    """The metrics of a run but its speed."""
-    text = (folder / "metrics.jsonl").read_text() if (folder / "metrics.jsonl").exists() else ""
-    found = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
-    speeds = ("tokens_per_second", "data_wait")
-    return [{k: v for k, v in line.items() if k not in speeds} for line in found]
 
 
 @pytest.fixture
@@ -101,7 +94,7 @@ def test_a_signal_to_one_stops_both_a_lost_one_is_named_and_a_run_in_a_bucket_go
         assert "start the same command again on all hosts, or on another number" in first.err
     finished(*begin_two(text, f"{words} --runs {runs}", apart=True))
     whole = text / "whole" / "translation" / "tiny"
-    assert lines(folder) == lines(whole)
+    assert metrics_of(folder) == metrics_of(whole)
     for name in ("scores.json", "weights.json"):
         assert (folder / name).read_bytes() == (whole / name).read_bytes()
     assert not list(text.glob("host*/runs")) and list(text.glob("host1/cache/jaxformer/buckets/*"))

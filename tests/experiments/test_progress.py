@@ -14,8 +14,9 @@ from experiments.harness.training.progress import Progress, lagging
 from experiments.harness.training.utilization import memory_in_use
 from jaxformer.errors import Diverged
 from tests.experiments.test_display import FullDisk
-from tests.experiments.test_distributed import begin_two, finished
+from tests.experiments.test_distributed import begin_two
 from tests.experiments.test_training_config import LANGUAGE
+from tests.two_processes import finished
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 

@@ -1,26 +1,21 @@
 """The short form of the injected faults, in a process that forks before it touches a device."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from tests.faults import files, kills, soak, stops
 from tests.faults.__main__ import FAULTS
+from tests.two_processes import finished, start
 
 pytestmark = pytest.mark.long
 
 TIMES = ("seconds", "processor_seconds")
-ROOT = Path(__file__).parents[2]
 
 
 def test_every_short_injection_is_survived_and_nothing_is_silently_wrong(tmp_path):
     out = tmp_path / "faults.json"
-    command = [sys.executable, "-m", "tests.faults", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
+    (done,) = finished(start("-m", "tests.faults", "--out", out), timeout=300)
     rows = json.loads(out.read_text())
     assert [row["fault"] for row in rows] == [
         fault.name for fault in FAULTS if fault.short is not None
@@ -28,7 +23,7 @@ def test_every_short_injection_is_survived_and_nothing_is_silently_wrong(tmp_pat
     assert all(set(row) == {"fault", "tries", "survived", "silent", *TIMES} for row in rows)
     assert all(row["survived"] == row["tries"] > 0 and row["silent"] == 0 for row in rows)
     # the lines printed say the same
-    lines = [line for line in done.stdout.splitlines() if " of " in line]
+    lines = [line for line in done.out.splitlines() if " of " in line]
     assert len(lines) == len(rows)
 
 

@@ -1,9 +1,6 @@
 """A compiled gradient grows evenly with depth, and copies no intermediate."""
 
-import os
 import re
-import subprocess
-import sys
 
 import jax
 import numpy as np
@@ -13,6 +10,7 @@ from jaxformer import DecoderOnly, TransformerConfig, causal_loss
 from jaxformer.config import EmbeddingOptions, FeedForwardOptions, NormOptions
 from jaxformer.runtime import setup_process
 from jaxformer.text.data import StreamBatch
+from tests.two_processes import finished, start
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("optimized")]
 
@@ -52,10 +50,10 @@ def test_each_layer_adds_equally_many_instructions(programs):
 
 
 def test_each_layer_after_a_norm_and_dropout_adds_equally_many_instructions():
-    environment = os.environ | {"XLA_FLAGS": ""}  # the loops that users' programs have
-    words = [sys.executable, "-c", "from tests.nn import test_depth; test_depth.print_counts()"]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    one, two, three = map(int, done.stdout.split())
+    code = "from tests.nn import test_depth; test_depth.print_counts()"
+    usual = {"XLA_FLAGS": ""}  # the loops that users' programs have
+    (done,) = finished(start("-c", code, environment=usual))
+    one, two, three = map(int, done.out.split())
     assert three - two == pytest.approx(two - one, rel=0.03)
 
 

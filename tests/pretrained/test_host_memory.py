@@ -6,11 +6,10 @@ memory is the host's. glibc is told to give freed memory back at once.
 """
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
+
+from tests.two_processes import finished, start
 
 _CHILD = """
 import gc, json, re, sys
@@ -70,15 +69,8 @@ BUDGET = 3 * LARGEST
 
 @pytest.mark.long
 def test_no_more_than_the_largest_tensor_is_on_the_host_besides_the_model(tmp_path):
-    environment = os.environ | {
-        "JAX_PLATFORMS": "cpu",
-        "JAX_NUM_CPU_DEVICES": "8",
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-    }
-    command = [sys.executable, "-c", _CHILD, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    numbers = json.loads(done.stdout.splitlines()[-1])
+    returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+    (done,) = finished(start("-c", _CHILD, tmp_path, devices=8, environment=returned))
+    numbers = json.loads(done.out.splitlines()[-1])
     assert numbers.pop("model") >= 4 * BUDGET
     assert {name: size for name, size in numbers.items() if size > 1.2 * LARGEST} == {}

@@ -1,10 +1,6 @@
 """A folder in several files, read onto a mesh of simulated devices tensor by tensor."""
 
 import json
-import os
-import subprocess
-import sys
-from dataclasses import replace
 
 import jax
 import ml_dtypes
@@ -13,6 +9,8 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import jaxformer as jf
+from tests.pretrained.models import LLAMA, decoder
+from tests.two_processes import finished, start
 
 _READ = """
 import json, sys, tracemalloc
@@ -38,16 +36,9 @@ print(json.dumps([peak - kept, shards, sums, types]))
 @pytest.fixture
 def folder(tmp_path, random_params):
     """A Llama of bfloat16 in four files, and one that is much smaller."""
-    config = replace(
-        jf.TransformerConfig(16411, d_model=256, d_ff=688, num_heads=4, num_decoder_layers=2),
-        norm=jf.NormOptions("rms", placement="pre"),
-        feed_forward=jf.FeedForwardOptions("silu", gated=True),
-        embeddings=jf.EmbeddingOptions(tied="none", scale=False),
-        positions=jf.Rotary(),
-        use_bias=False,
-    )
-    for name, sizes in (("large", config), ("small", replace(config, vocab_size=11))):
-        model = jf.DecoderOnly(sizes)
+    sizes = {"d_model": 256, "d_ff": 688, "num_heads": 4, "head_dim": None}
+    for name, ids in (("large", 16411), ("small", 11)):
+        model = decoder(LLAMA, **sizes, vocab_size=ids, attention__num_kv_heads=None)
         params = random_params(model, np.ones((2, 3), np.int32))
         jf.save_pretrained(tmp_path / name, model, params)
     large = tmp_path / "large"
@@ -68,11 +59,8 @@ def folder(tmp_path, random_params):
 
 @pytest.mark.long
 def test_the_host_never_holds_a_whole_tensor_and_the_devices_hold_their_parts(folder):
-    words = [sys.executable, "-c", _READ, str(folder / "large"), str(folder / "small")]
-    flags = {"XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | flags)
-    assert done.returncode == 0, done.stderr
-    above, shards, sums, types = json.loads(done.stdout.splitlines()[-1])
+    (done,) = finished(start("-c", _READ, folder / "large", folder / "small", devices=8))
+    above, shards, sums, types = json.loads(done.out.splitlines()[-1])
     assert above < 0.5 * 16411 * 256 * 2
     assert types == ["bfloat16"]
     assert [32] in [shape[-1:] for shape in shards.values()]

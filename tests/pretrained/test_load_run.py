@@ -12,7 +12,6 @@ from jaxformer import TransformerConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
     EmbeddingOptions,
-    FeedForwardOptions,
     Llama3,
     NormOptions,
     PositionScheme,
@@ -23,7 +22,7 @@ from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.attention import blockwise, reference
-from jaxformer.pretrained import load, save_pretrained
+from jaxformer.pretrained import load
 from jaxformer.text.tokenizers import train_characters, train_words
 
 SIZES = TransformerConfig(vocab_size=7, d_model=6, d_ff=7, num_heads=2, max_len=13)
@@ -231,23 +230,6 @@ def test_a_tokenizer_of_another_run_is_refused(run):
     train_words(["ab cd ef gh ij"], 11).save(run[0] / "tokenizer" / "tokenizer.json")
     with pytest.raises(ConfigError, match="run: the tokenizer has 9 ids, but the model has only 7"):
         load(run[0])
-
-
-def test_a_folder_of_transformers_is_loaded_too(tmp_path, random_params):
-    words = train_words(["ab cd ef"], 7)
-    config = replace(
-        GPT,
-        norm=NormOptions("rms", placement="pre", eps=1e-6),
-        feed_forward=FeedForwardOptions("silu", gated=True),
-        embeddings=EmbeddingOptions(scale=False, tied="none"),
-        use_bias=False,
-    )
-    model = DecoderOnly(config)
-    params = random_params(model, TOKENS)
-    save_pretrained(tmp_path / "llama", model, params, words)
-    found = load(tmp_path / "llama")
-    same(found.params, params)
-    assert isinstance(found.model, DecoderOnly) and found.tokenizer is found.target_tokenizer
 
 
 def test_a_folder_of_neither_kind_and_a_run_without_checkpoint_are_refused(tmp_path):

@@ -2,8 +2,6 @@
 
 import itertools
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +11,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.text import data
 from jaxformer.text.data import Stream, StreamBatch, Tokens
 from jaxformer.text.data.streams import permute
+from tests.two_processes import finished, start
 
 LENGTHS = (5, 0, 1, 17, 2, 0, 0, 31, 3, 13, 1)
 
@@ -210,9 +209,8 @@ def test_two_gigabytes_of_ids_need_no_more_memory_than_two_megabytes(tmp_path):
     sizes = (1_000_003, 1_000_000_007)
     for total in sizes:
         sparse_tokens(tmp_path / f"{total}", total, [total // 7, total // 3, total // 2])
-    command = [sys.executable, "-c", MEASURE, *(str(tmp_path / f"{total}") for total in sizes)]
-    shown = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    (read, small), (more_read, large) = (map(int, line.split()) for line in shown.splitlines())
+    (done,) = finished(start("-c", MEASURE, *(tmp_path / f"{total}" for total in sizes)))
+    (read, small), (more_read, large) = (map(int, line.split()) for line in done.out.splitlines())
     assert max(read, more_read) < 20 << 10, "opening reads the file through"
     assert large - small < 50 << 10
 
