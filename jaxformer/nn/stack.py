@@ -273,6 +273,7 @@ class Stack(nn.Module):
         specs = scheme.params(x.shape[-1], heads, self.max_len, self.table_init)
         params = PositionParams(specs, name="positions")() if specs else {}
         head_dim = self.head_dim or x.shape[-1] // heads
+        rotation = scheme.rotation(at.positions, head_dim)
         x, bias = scheme.add(x, at, params), scheme.bias(at, params)
         x = tap(self, "input", self.embedding_norm(x) if self.input_norm else x)
         has_mesh = not jax.sharding.get_abstract_mesh().empty
@@ -280,12 +281,12 @@ class Stack(nn.Module):
         x = self.dropout(x, dropout_rng) if self.dropout_rate else x
 
         # The mask and the rotation of the layers with a window, and of the others.
-        full = windowed = mask, scheme.rotation(at.positions, head_dim)
+        full = windowed = mask, rotation
         if self.window is not None and mask.causal:
             mask = replace(mask, window=min(self.window, mask.window or self.window))
             local = scheme.in_windows()
             same = local is scheme
-            windowed = mask, full[1] if same else local.rotation(at.positions, head_dim)
+            windowed = mask, rotation if same else local.rotation(at.positions, head_dim)
         layers: tuple[LayerCache, ...] = ()
         if cache is not None:
             count = x.shape[1]
