@@ -68,9 +68,9 @@ def _read_layer_types(
     kinds = hf.get("layer_types") or _layer_types(layers, interval)
     if kinds == _layer_types(layers, 1):
         return {"attention.window": None}
-    for interval in (2, *range(3, layers + 1), None):
-        if kinds == _layer_types(layers, interval):
-            return {"attention.full_every": interval}
+    for every in (2, *range(3, layers + 1), None):
+        if kinds == _layer_types(layers, every):
+            return {"attention.full_every": every}
     raise ConfigError(
         f"layer_types={keys.as_text(kinds)} is not supported: only sliding_attention with "
         "full_attention in each n-th layer"
