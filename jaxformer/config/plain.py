@@ -12,7 +12,6 @@ import json
 import re
 import types
 import typing
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +21,6 @@ import numpy as np
 from jaxformer.config.checks import is_union
 from jaxformer.config.import_names import import_by_name, is_import_name, name_of
 from jaxformer.errors import ConfigError
-
-REMOVED = {"model.embeddings.dropout_rate": 0.0}
-"""Settings of models that are gone -> the value with which they did nothing."""
 
 _cached_hints = cache(typing.get_type_hints)
 
@@ -90,17 +86,6 @@ def to_plain(value: Any, kind: Any = None) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise ConfigError(f"{value!r} cannot be written to config.json: use plain values")
-
-
-def drop_removed(content: dict[str, Any], removed: Mapping[str, Any] = REMOVED) -> None:
-    """Takes settings that are gone out of `content`, where they have the values of `removed`."""
-    for name, value in removed.items():
-        *parents, field = name.split(".")
-        holder: Any = content
-        for parent in parents:
-            holder = holder.get(parent) if isinstance(holder, dict) else None
-        if isinstance(holder, dict) and holder.get(field) == value:
-            del holder[field]
 
 
 def from_plain(kind: Any, value: Any, where: str = "") -> Any:

@@ -22,7 +22,6 @@ from jaxformer.config import (
     import_module_class,
     trusting,
 )
-from jaxformer.config.plain import drop_removed
 from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
@@ -295,7 +294,6 @@ def load(
 def _read_config(folder: Path) -> dict[str, Any]:
     """The content of config.json; `ConfigError` for a folder of neither kind."""
     config = read_json(folder / "config.json", default={})
-    drop_removed(config)
     if "model_type" in config or isinstance(config.get("model"), dict):
         return config
     raise ConfigError(

@@ -11,7 +11,6 @@ import pytest
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_folder import Run, load_config, open_folder
-from experiments.translation.presets import PRESETS
 from jaxformer import records
 from jaxformer.config import TransformerConfig, to_plain
 from jaxformer.errors import ConfigError, DataError
@@ -300,21 +299,3 @@ def test_a_folder_that_vanished_does_not_stop_the_training(tmp_path, capsys):
     run.resume(1)
     said = capsys.readouterr().err
     assert said.count(str(tmp_path / "gone" / "metrics.jsonl")) == 1
-
-
-def test_a_folder_with_removed_settings_is_read_where_they_did_nothing(tmp_path):
-    """A run of an older version: it is resumed, unless it was trained by what is gone."""
-    preset = PRESETS["grammar"]
-    folder = opened(tmp_path, preset).folder
-    (folder / "checkpoints" / "7").mkdir(parents=True)
-    stored = to_plain(preset)
-    stored["training"] |= {"r_drop": 0.0, "teacher": "", "distillation_weight": 0.5}
-    stored["model"]["embeddings"]["dropout_rate"] = 0.0
-    records.write_json(folder / "config.json", stored)
-    assert load_config(folder, type(preset)) == preset
-    stored["training"]["r_drop"] = 2.5
-    records.write_json(folder / "config.json", stored)
-    with pytest.raises(ConfigError, match="training.r_drop is unknown"):
-        load_config(folder, type(preset))
-    with pytest.raises(ConfigError, match="training.r_drop is 2.5 there but absent here"):
-        opened(tmp_path, preset)

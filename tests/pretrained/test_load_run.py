@@ -63,7 +63,6 @@ def make_run(tmp_path_factory, random_params):
             tokenizer.save(folder / "tokenizer" / f"{name}.json")
         # what is asked for; the tokenizer has fewer ids
         written = {"model": asdict(replace(config, vocab_size=97)), "training": {}}
-        written["model"]["embeddings"]["dropout_rate"] = 0.0  # of an earlier version: no effect
         written["model"]["positions"] = {"type": type(config.positions).__name__.lower()}
         (folder / "config.json").write_text(json.dumps(written))
         half, twice = times(0.5, params), times(2.0, params)

@@ -9,19 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from jaxformer.config import from_plain, plain, to_plain
-from jaxformer.config.plain import REMOVED, drop_removed
 from jaxformer.errors import ConfigError
 from jaxformer.storage import to_path
 
 T = TypeVar("T")
-
-_REMOVED = {
-    "training.r_drop": 0.0,
-    "training.teacher": "",
-    "training.distillation_weight": 0.5,
-    **REMOVED,
-}
-"""Settings that are gone -> the value with which they did nothing."""
 
 
 def split_step(name: str) -> tuple[Path, str]:
@@ -74,7 +65,6 @@ def read_object(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path} is not {path.suffix[1:].upper()}: {error}") from error
     if not isinstance(content, dict):
         raise ConfigError(f"{path} must hold a JSON object, but holds {json.dumps(content):.60}")
-    drop_removed(content, _REMOVED)
     return content
 
 
