@@ -321,14 +321,16 @@ class Stack(nn.Module):
         return tap(self, "output", gather_positions(x) if has_mesh else x), layers
 
     def _traced_once(self) -> Sequence[Callable[..., Any]]:
-        """The blocks as functions that JAX traces and lowers once for all, as they are equal.
+        """The blocks as functions that JAX traces and lowers once for all, if they are equal.
 
         Blocks of other people, and those that draw or record something, stay as they are.
         """
         scope: Any = self.scope
         if type(self.blocks[0]) is not Block or scope.rngs or scope.mutable:
             return self.blocks
-        equal: Any = self.blocks[0].clone(parent=None, name=None, layer=None)
+        equal, *others = (x.clone(parent=None, name=None, layer=None) for x in self.blocks)
+        if any(other != equal for other in others):
+            return self.blocks
         apply = jax.jit(
             lambda variables, *args, **options: equal.apply(variables, *args, **options)
         )

@@ -352,7 +352,13 @@ class _Numbered(jf.Block):
         return x * (1 + self.layer), cache
 
 
-@pytest.mark.parametrize("block", [jf.Block, _Numbered])
+def _unequal(**options):
+    """A `Block` with another activation in each layer."""
+    activation = ("relu", "silu", "gelu")[options["layer"]]
+    return jf.Block(**options | {"feed_forward_options": jf.FeedForwardOptions(activation)})
+
+
+@pytest.mark.parametrize("block", [jf.Block, _Numbered, _unequal])
 def test_a_compiled_step_traces_equal_blocks_once_and_others_each(block, random_params):
     traced = []
 
