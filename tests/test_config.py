@@ -24,7 +24,6 @@ from jaxformer.config import (
 )
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.training.optimizer import OptimizerConfig
 
 SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
 
@@ -86,15 +85,10 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
             ["placement='middle'", "pre, post, output, sandwich"],
         ),
         (NormOptions, {"eps": None}, ["eps=None is a NoneType", "give a number"]),
-        (NormOptions, {"eps": -1.0}, ["eps=-1.0, but it must be at least 0"]),
         (NormOptions, {"eps": math.nan}, ["eps=nan, but it must be finite"]),
-        (Rotary, {"base": 0.0}, ["base=0.0, but it must be above 0"]),
         (Rotary, {"base": -1.0}, ["base=-1.0, but it must be above 0"]),
         (Rotary, {"base": math.inf}, ["base=inf, but it must be finite"]),
         (Rotary, {"scaling": "linear"}, ["scaling='linear' is a str", "give a NoScaling"]),
-        (OptimizerConfig, {"weight_decay": math.nan}, ["weight_decay=nan, but it must be finite"]),
-        (OptimizerConfig, {"grad_clip_norm": math.inf}, ["grad_clip_norm=inf, but it must be f"]),
-        (OptimizerConfig, {"total_steps": 0}, ["total_steps=0, but it must be at least 1"]),
         (FeedForwardOptions, {"activation": "tanh"}, ["activation='tanh'", "relu", "gelu_tanh"]),
         (FeedForwardOptions, {"dropout_rate": 2.0}, ["dropout_rate=2.0, but it must be in [0, 1)"]),
         (EmbeddingOptions, {"tied": "some"}, ["tied='some'", "none, output, inputs, all"]),
