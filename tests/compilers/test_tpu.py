@@ -45,6 +45,13 @@ def test_flash_attention_is_kept_under_every_remat_policy(tpu_devices, remat):
     assert counts(program)["mosaic"] == kernels * CONFIG.num_decoder_layers
 
 
+def decode(model, params, bos, limits):
+    """A beam search of 16 texts."""
+    cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
+    settings = SearchConfig(max_new_tokens=64)
+    return beam_search(make_step_fn(model, params), cache, bos, limits, settings)
+
+
 def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
     where = SingleDeviceSharding(tpu_devices("v5e:2x2")[0])
     model = DecoderOnly(replace(CONFIG, vocab_size=5003))
@@ -53,14 +60,13 @@ def test_a_step_of_beam_search_sorts_no_vocabulary(tpu_devices):
     def leaf(x):
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
 
-    def decode(params, bos, limits):
-        cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
-        settings = SearchConfig(max_new_tokens=64)
-        return beam_search(make_step_fn(model, params), cache, bos, limits, settings)
-
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), prompt)["params"])
     numbers = leaf(jax.ShapeDtypeStruct((16,), jnp.int32))
-    program = jax.jit(decode).lower(jax.tree.map(leaf, params), numbers, numbers).compile()
+    program = (
+        jax.jit(partial(decode, model))
+        .lower(jax.tree.map(leaf, params), numbers, numbers)
+        .compile()
+    )
     text = program.as_text() or ""
     sorted_sizes = re.findall(r"= \(?\w+\[([\d,]+)\]\S* .*?sort\(", text)
     assert sorted_sizes and all(int(sizes.split(",")[-1]) < 100 for sizes in sorted_sizes)
@@ -86,15 +92,10 @@ def test_beam_search_of_a_model_divided_over_four_chips_moves_no_parameter(tpu_d
     def make_params():
         return model.init(jax.random.key(0), jnp.zeros((2, 3), jnp.int32))["params"]
 
-    def decode(params, bos, limits):
-        cache = model.apply({"params": params}, 16, max_length=64, num_beams=4, method="init_cache")
-        settings = SearchConfig(max_new_tokens=64)
-        return beam_search(make_step_fn(model, params), cache, bos, limits, settings)
-
     params = strategy.abstract(make_params)
     numbers = jax.ShapeDtypeStruct((16,), jnp.int32, sharding=NamedSharding(mesh, PartitionSpec()))
     with jax.set_mesh(mesh):
-        program = jax.jit(decode).lower(params, numbers, numbers).compile()
+        program = jax.jit(partial(decode, model)).lower(params, numbers, numbers).compile()
     largest = max(leaf.size for leaf in jax.tree.leaves(params)) // 4
     moved = {each.size for each in collectives(program)}
     assert moved and max(moved) < largest
