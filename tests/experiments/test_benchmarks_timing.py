@@ -14,6 +14,7 @@ from experiments.benchmarks.timing import (
     TimingConfig,
     _guarded,
     measure_cases,
+    run_tables,
     summarise,
 )
 from jaxformer.errors import ConfigError
@@ -73,7 +74,7 @@ def test_cases_are_measured_in_turn_each_in_its_process_and_failures_are_told(tm
 def test_a_case_that_takes_too_long_is_given_up_and_the_table_says_so(tmp_path, capsys):
     makes = {"quick": partial(noting, tmp_path / "runs.txt", "quick"), "hanging": hanging}
     timing = TimingConfig(rounds=1, case_seconds=40.0, interleaved=False, runs=str(tmp_path))
-    found = timing.run_tables(timing, {"a table": makes})
+    found = run_tables(timing, {"a table": makes})
     assert found["a table"].missing == {"hanging": "took longer than case_seconds=40"}
     assert "not measured: hanging: took longer" in capsys.readouterr().out
     assert "took longer" in (tmp_path / "benchmarks" / "benchmark.json").read_text()
