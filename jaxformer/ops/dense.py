@@ -1,4 +1,4 @@
-"""Dense layers: products with a matrix of floats or 8-bit integers, as XLA is fastest."""
+"""Dense layers, and products with matrices of floats or 8-bit integers as XLA computes best."""
 
 import math
 from collections.abc import Callable
