@@ -1,15 +1,10 @@
 """Benchmarks: the work that is measured, and the report of it."""
 
-import itertools
-from dataclasses import replace
-
 import jax
 import pytest
 
 from experiments.benchmarks import attention, decode, generate, timing, train
 from experiments.benchmarks.timing import Timing, Timings
-from experiments.language_modelling.presets import PRESETS
-from experiments.translation.presets import multi30k_tiny
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
 
@@ -65,15 +60,6 @@ def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
         train.load_nanogpt(tmp_path)
 
 
-def test_texts_are_words_and_fill_the_model():
-    work = decode.DecodeWork(replace(decode.MARIAN_BASE, vocab_size=11), batch_size=3, source_len=5)
-    assert work.sources().shape == (3, 5)
-    assert 2 <= work.sources().min() and work.sources().max() < work.pad == 10
-    work = generate.GenerateWork(batch_size=3)
-    assert work.prompts().shape == (3, 16) and work.new_tokens == 240
-    assert set(work.prompts().flat) <= set(range(65))
-
-
 def test_texts_that_differ_are_an_error():
     one = TIMINGS.measured["peer"]
     texts = {name: one._replace(metadata={"checksum": "1a"}) for name in ("jaxformer", "peer")}
@@ -81,23 +67,3 @@ def test_texts_that_differ_are_an_error():
     texts["peer"] = one._replace(metadata={"checksum": "2b"})
     with pytest.raises(RuntimeError, match="texts differ.*'jaxformer': '1a', 'peer': '2b'"):
         generate.check_texts(Timings(texts, {}))
-
-
-def batches_of(model):
-    work = train.StepWork(model=replace(model, vocab_size=7), batch_size=3, seq_len=5)
-    return list(itertools.islice(train.random_batches(work), 16))
-
-
-def test_batches_are_random_repeat_after_eight_and_end_with_eos_for_a_translator():
-    batches = batches_of(PRESETS["shakespeare_char_cpu"].model)
-    assert {(batch.tokens.shape, batch.loss_mask.shape) for batch in batches} == {((3, 6), (3, 5))}
-    assert {int(token) for batch in batches for token in batch.tokens.flat} == set(range(7))
-    assert (batches[0].tokens == batches[8].tokens).all()
-    assert (batches[0].tokens != batches[1].tokens).any()
-    pairs = batches_of(multi30k_tiny.model)
-    assert {(pair.source.shape, pair.target.shape) for pair in pairs} == {((3, 5), (3, 6))}
-    sides = [side for pair in pairs for side in pair[:2]]
-    assert {word for side in sides for word in side[:, :-1].flat} == {4, 5, 6}
-    assert all((side[:, -1] == 2).all() for side in sides)
-    assert (pairs[0].source == pairs[8].source).all()
-    assert (pairs[0].source != pairs[1].source).any()

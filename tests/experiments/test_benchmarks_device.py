@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.benchmarks import attention, decode, device, train
-from experiments.benchmarks.attention import Shape
+from experiments.benchmarks import decode, device, train
 from experiments.harness import cli
 from experiments.results import read
 from jaxformer.errors import ConfigError
@@ -102,21 +101,6 @@ def test_collectives_and_a_step_on_eight_devices_agree_with_one_and_are_timed(tm
     expected = {(name, f"{axis}=2"): "ok" for axis in axes for name in names}
     assert done.code == 0 and outcomes == expected | {("training", "step"): "ok"}, done
     assert numbers(tmp_path) >= {("training step", "ms"), ("training step", "tokens/s")}
-
-
-def test_attention_counts_seven_products_of_what_is_seen():
-    assert Shape(2, 4, num_heads=3, head_dim=5).flops() == 2 * 3 * 10 * 7 * 2 * 5
-
-
-def test_presets_for_a_gpu_have_as_many_tokens_at_each_length():
-    shapes = attention.PRESETS["gpu"].shapes()
-    assert {shape.batch_size * shape.seq_len for shape in shapes} == {2**15}
-    assert {shape.seq_len for shape in shapes} == {2**n for n in range(10, 16)}
-    assert all(
-        callable(attention.find_attention(x)) for x in attention.PRESETS["gpu"].attention_fns
-    )
-    with pytest.raises(ConfigError, match="needs an NVIDIA GPU"):
-        attention.jax_attention("cudnn", Shape(2, 4, num_heads=2, head_dim=8))
 
 
 def test_an_unknown_check_is_refused():

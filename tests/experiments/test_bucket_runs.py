@@ -152,21 +152,6 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
     assert b"loss by step" in (there / "report.html").read_bytes()
 
 
-def test_a_run_in_a_bucket_begins_with_the_weights_of_another_and_is_compared_with_it(
-    bucket_url, translation_run
-):
-    there = to_path(f"{bucket_url}/runs/translation/tiny")
-    storage.upload(translation_run.folder, there)
-    config = replace(translation_run.config, name="child", runs=f"{bucket_url}/runs")
-    child = translation.train(replace(config, init_from=f"{there}@6")).folder
-    assert str(child) == f"{bucket_url}/runs/translation/child"
-    note = json.loads((child / "parent.json").read_text())
-    assert (note["run"], note["steps"]) == (str(there), [6])
-    comparison = compare([f"{bucket_url}/runs/translation"], "chrf", str(there))
-    assert [group.runs[0].folder for group in comparison.groups] == [there, child]
-    assert comparison.groups[0].mean == json.loads((there / "scores.json").read_text())["chrf"]
-
-
 def test_a_sweep_in_a_bucket_trains_each_cell_that_no_other_process_holds_once(
     bucket_url, tmp_path, capsys
 ):

@@ -143,15 +143,6 @@ def test_a_part_in_json_has_its_name_next_to_its_fields(part):
         }
 
 
-def test_overrides_name_parts_and_their_fields_in_any_order():
-    changes = {"model.positions.base": 7.0, "model.positions": "rotary"}
-    assert config_files.with_overrides(Train(), changes).model.positions == Rotary(7.0)
-    changes = {"model.positions": Rotary(3.0), "steps": 7}
-    assert config_files.with_overrides(Train(), changes) == Train(Model(positions=Rotary(3.0)), 7)
-    known = config_files.settings(Train())
-    assert known["model.positions.scaling.beta"] is int and "model.positions" in known
-
-
 def test_a_file_changes_the_preset_and_options_change_the_file(tmp_path):
     path = tmp_path / "mine.toml"
     path.write_text('preset = "multi30k"\nrate = 1\n[model]\nnum_heads = 4\npositions = "Rotary"\n')

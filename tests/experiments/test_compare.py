@@ -12,7 +12,6 @@ from sacrebleu.metrics import BLEU, CHRF
 from sacrebleu.significance import PairedTest
 from scipy import stats
 
-from experiments import runs as runs_command
 from experiments.harness.results import tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
@@ -274,9 +273,3 @@ def test_a_score_by_length_is_that_of_the_sentences_of_this_length(runs, compare
         assert cell == f"{np.mean(scores):.2f} sd {np.std(scores, ddof=1):.2f}"
     with pytest.raises(ConfigError, match="must rise"):
         tables.by_length(compared, [8, 5])
-
-
-def test_the_command_takes_runs_first(runs, capsys):
-    words = ["compare", *map(str, runs[:2]), "--format", "markdown"]
-    runs_command.main(words)
-    assert capsys.readouterr().out.startswith("| bleu | n | mean | sd |")

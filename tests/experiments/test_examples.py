@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 from jax.sharding import PartitionSpec as P
 
 from experiments.examples import custom_modules, inside_flax
@@ -24,17 +23,6 @@ pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 MODELS = custom_modules.models()
-
-
-@pytest.mark.slow
-def test_our_encoder_is_the_same_function_inside_linen_and_nnx(assert_equal):
-    series = inside_flax.random_batch(2, rows=3).series
-    model = inside_flax.NNXModel(nnx.Rngs(0))
-    params = nnx.to_pure_dict(nnx.state(model, nnx.Param))
-    assert set(params) == {"enter", "encoder", "classes"}
-    linen = inside_flax.LinenModel()
-    expected = jax.jit(linen.apply)({"params": params}, series)
-    assert_equal(nnx.jit(lambda model: model(series))(model), expected)
 
 
 @pytest.mark.slow

@@ -88,17 +88,6 @@ def saved(folder):
     return Checkpoints(folder / "checkpoints")
 
 
-def test_a_run_logs_evaluates_and_saves_at_its_intervals_and_at_the_end(tmp_path):
-    state = fitted(tmp_path)
-    assert int(state.step) == TOTAL and saved(tmp_path).steps() == [5, 10, 15, 17]
-    lines = metrics_of(tmp_path)
-    assert [x["step"] for x in lines if "loss" in x] == [2, 4, 6, 8, 10, 12, 14, 16, 17]
-    assert [x["step"] for x in lines if "validation_loss" in x] == [5, 10, 15]
-    assert all(x["padding"] == pytest.approx(1 - 5 / 7) for x in lines if "loss" in x)
-    for step in (5, 10, 15):
-        assert saved(tmp_path).metadata(step)["early_stopping"]["step"] == step
-
-
 def test_a_run_that_dies_while_it_evaluates_has_saved_and_evaluates_again(tmp_path):
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fitted(whole)

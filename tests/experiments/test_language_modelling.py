@@ -5,7 +5,6 @@ What it shares with the others is in test_contract.py.
 
 import json
 import math
-import os
 import re
 import shutil
 from dataclasses import replace
@@ -95,12 +94,6 @@ def test_the_share_of_peak_is_in_the_log_and_its_formula_at_the_start(run):
     assert "(1 x 60 TFLOP/s, cpu, float32)" in environment["utilization"]
 
 
-def test_the_same_text_at_another_time_is_the_same(run, tmp_path):
-    run = copied(run, tmp_path / "copy")
-    os.utime(run.config.data.train[1], ns=(0, 0))
-    assert call(prepare, run.config).code == 0
-
-
 def test_the_weights_are_the_mean_of_the_last_moving_averages_or_the_best_one(run, assert_equal):
     steps = json.loads((run.folder / "weights.json").read_text())["steps"]
     checkpoints = Checkpoints(run.folder / "checkpoints")
@@ -111,15 +104,6 @@ def test_the_weights_are_the_mean_of_the_last_moving_averages_or_the_best_one(ru
 
 
 # Measuring
-
-
-def test_every_word_and_every_line_feed_counts_in_the_word_perplexity(run):
-    content = part_of(run, "test")
-    words = len(content.split()) + content.count("\n")
-    found = json.loads((run.folder / "scores.json").read_text())
-    assert found["words"] == words and found["bytes"] == len(content.encode())
-    assert math.isclose(found["word_perplexity"], math.exp(found["nats"] / words))
-    assert math.isclose(found["bits_per_byte"], found["nats"] / found["bytes"] / math.log(2))
 
 
 def test_files_are_measured_as_the_part_that_they_are(run):

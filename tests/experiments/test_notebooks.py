@@ -9,7 +9,7 @@ import pytest
 from nbclient import NotebookClient
 
 import jaxformer as jf
-from experiments.examples.notebooks import alignment_heads, pictures
+from experiments.examples.notebooks import alignment_heads
 from experiments.examples.notebooks.toy_language import encode_pairs, sentence_pairs
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_words
 from jaxformer.training.losses import seq2seq_loss
@@ -90,12 +90,3 @@ def test_the_loss_without_a_head_is_that_of_the_model_without_it(random_params, 
         assert_equal(loss + effects.zero[layer, head], nats / tokens)
     assert np.abs(effects.one_hot[1]).max() < 1e-5 < np.abs(effects.one_hot[0]).max()
     assert np.abs(effects.uniform).min() > 1e-5
-
-
-def test_positions_and_their_similarities_are_drawn():
-    table = np.asarray(jf.positional_encoding(17, 12))
-    left, right = pictures.position_table(table).axes[:2]
-    np.testing.assert_array_equal(left.images[0].get_array(), table)
-    similarity = right.images[0].get_array()
-    np.testing.assert_allclose(np.diag(similarity), 1.0, rtol=1e-5)
-    assert similarity[0, 1] > similarity[0, 5]

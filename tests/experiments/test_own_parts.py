@@ -343,6 +343,12 @@ def test_a_value_without_a_name_is_refused():
         build.with_values(PRESETS["python_stdlib"], block=lambda config, cross, attention_fn: None)
 
 
+def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused():
+    training = replace(TRANSLATION_PRESETS["grammar"].training, loss=f"{HERE}:rigid")
+    with pytest.raises(ConfigError, match="z_loss=0.001 was given, but the loss rigid has no"):
+        build.build_loss(replace(training, z_loss=0.001), seq2seq_loss)
+
+
 def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
     training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",))
     loaded = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=7))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.results import attention_views, pages
+from experiments.harness.results import pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
@@ -307,11 +307,3 @@ def test_language_models_show_their_own_attention(objective, text, random_params
     above = view.weights[..., np.triu_indices(count, 1)[0], np.triu_indices(count, 1)[1]]
     assert above.any() == masked
     assert {"a", "␣", "d"} <= set(view.key_tokens)
-
-
-def test_blanks_have_signs_and_no_letter_of_the_tokenizer():
-    tokenizer = tokenizers.train_bpe(["def f(x):\n\treturn x  # ä\n"] * 7, 290)
-    ids = tokenizer.encode("def f(x):\n\treturn  x")
-    labels = [attention_views.label(tokenizer, index) for index in ids]
-    assert not set("".join(labels)) & set("ĠĊĉ \n\t"), labels
-    assert "↵" in "".join(labels)

@@ -84,17 +84,6 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_line_with_a_band(folder
     assert {6.0, 12.0} <= set(band[:, 1])
 
 
-def test_a_group_has_one_colour_in_all_panels_and_in_the_legend():
-    curve = ((1, 2), (3.0, 4.0))
-    figure = plots.learning_curves({"own": {"b": [curve]}, "loss": {"a": [curve], "b": [curve]}})
-    first, second = ({x.get_label(): x.get_color() for x in axes.lines} for axes in figure.axes)
-    (legend,) = figure.legends
-    colors = [line.get_color() for line in legend.get_lines()]
-    names = [text.get_text() for text in legend.get_texts()]
-    assert dict(zip(names, colors, strict=True)) == second
-    assert first["b"] == second["b"] != second["a"]
-
-
 def test_a_long_curve_is_thinned_keeps_its_last_value_and_has_no_dots():
     steps = range(1, 9974)
     named = {"a": [(steps, np.linspace(9, 1, 9973))], "b": [((5,), (0.5,))]}

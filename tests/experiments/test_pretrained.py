@@ -82,14 +82,6 @@ def test_a_prompt_is_continued_to_any_of_the_ends_that_the_folder_states(folder,
         parse()
 
 
-def test_a_folder_of_theirs_fills_in_a_mask(folder, capsys):
-    options = generate.GenerateOptions(run=str(folder("bert")), text=("sun <mask> rain",))
-    generate.main(replace(options, count=2))
-    text, found = capsys.readouterr().out.splitlines()
-    assert text == "sun <mask> rain"
-    assert found.startswith("  1: ") and found.count("%") == 2
-
-
 @pytest.mark.parametrize("name", ["gpt", "bert", "encoder"])
 def test_a_folder_of_theirs_has_a_page(folder, name, tmp_path, capsys):
     output = tmp_path / "page.html"

@@ -106,14 +106,6 @@ def test_rates_are_those_of_updates_and_sums_those_per_token(started, lines):
     assert not any({"tokens_per_second", "mfu"} & set(line) for line in lines), "the first step"
 
 
-def test_a_resumed_run_logs_the_same_lines_but_for_the_speed(started, lines, clock):
-    train(started(7, log_every=2), clock, range(1, 8))
-    train(started(7, log_every=2), clock, range(4, 8))
-    for line in lines:
-        line.pop("tokens_per_second", None), line.pop("data_wait", None)
-    assert lines[1:4] == lines[4:] and [line["step"] for line in lines[:4]] == [2, 4, 6, 7]
-
-
 def test_a_loss_that_is_not_finite_is_left_out_and_too_many_of_them_end_the_training(
     started, lines
 ):

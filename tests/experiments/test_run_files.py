@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import run_files
 from experiments.harness.runs.run_files import TextCache
 from experiments.translation import evaluate
 from jaxformer.errors import ConfigError, DataError
@@ -56,11 +55,6 @@ def test_one_changed_digit_in_a_record_is_noticed(record):
     with pytest.raises(DataError, match="is damaged: "):
         record.read()
     assert record.read_if_intact() == {}
-
-
-def test_the_digest_of_an_absent_file_is_an_error_that_names_it(tmp_path):
-    with pytest.raises(DataError, match="absent.json cannot be read: No such file"):
-        run_files.digest(tmp_path / "absent.json")
 
 
 def test_a_command_refuses_to_write_over_a_file_that_it_reads(tmp_path):

@@ -244,18 +244,6 @@ def test_tensorboard_gets_the_same_numbers_and_hides_those_before_a_resume(tmp_p
     assert starts == [3, 4]
 
 
-def test_tensorboard_gets_texts(tmp_path):
-    run = Run(tmp_path)
-    run.log_text(2, "samples", ["nobody"])  # a run that is only scored again opens no file
-    assert not list(tmp_path.iterdir())
-    run.log(3, loss=2.5)
-    run.log_text(3, "samples", ["a *dog*", "ein Hund"])
-    run.call("close")
-    number, text = (v for event in events(tmp_path) for v in event.summary.value)
-    assert number.tag == "loss"
-    assert text.tensor.string_val == [b"    a *dog*\n    ein Hund\n"]
-
-
 def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     run = Run(tmp_path)
@@ -265,16 +253,6 @@ def test_without_tensorboard_the_lines_are_still_written(tmp_path, monkeypatch, 
     assert len(run.metrics()) == 2
     assert not (tmp_path / "tensorboard").exists()
     assert capsys.readouterr().err == ""
-
-
-def test_tensorboard_files_that_cannot_be_written_cost_one_warning(tmp_path, capsys):
-    (tmp_path / "tensorboard").write_text("in the way")
-    run = Run(tmp_path)
-    run.log(1, loss=1.0)
-    run.log(2, loss=1.0)
-    run.call("close")
-    assert [line["step"] for line in run.metrics()] == [1, 2]
-    assert capsys.readouterr().err.count("the logger TensorBoard failed: FileExistsError") == 1
 
 
 def test_a_full_disk_costs_metrics_and_one_warning_but_not_the_training(tmp_path, capsys):

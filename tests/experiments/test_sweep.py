@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from experiments import registry, runs
+from experiments import registry
 from experiments.harness.runs import run_folder
 from experiments.language_modelling import train as language_modelling
 from experiments.sweep import (
@@ -138,15 +138,6 @@ def test_a_sweep_with_another_test_text_scores_its_trained_cells_on_it(config, r
     before = results[cell(0.001)]
     assert before.scores["text_sha256"] != after.scores["text_sha256"]
     assert contents(before) == contents(after), "it is not trained again"
-
-
-@pytest.mark.long
-def test_a_sweep_is_one_line_among_the_runs(config, results, capsys):
-    runs.main([config.runs])
-    (line,) = [x for x in capsys.readouterr().out.splitlines() if "rates" in x]
-    assert " of " in line and " cells " in line
-    runs.main([f"{config.runs}/sweeps/rates"])
-    assert cell(0.003) in capsys.readouterr().out
 
 
 class Training:

@@ -1,13 +1,11 @@
 """Settings of all experiments: devices, attention function, block."""
 
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import get_args
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from experiments.harness import cli
@@ -22,8 +20,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.ops.attention import KERNELS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
-from tests.experiments.commands import metrics_of
-from tests.two_processes import finished, start
 
 SIZES = TransformerConfig(vocab_size=11, d_model=6, d_ff=7, num_heads=2, num_decoder_layers=1)
 TINY = """
@@ -41,10 +37,6 @@ TRANSLATION = f"""
     translation {TINY} --model.vocab_size 290 --model.num_encoder_layers 1 --data.corpus files
     --data.train.source a.txt --data.train.target a.txt --data.validation.source b.txt
     --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
-"""
-METHODS = f"""
-    {TRANSLATION} --training.z_loss 0.001 --training.ema_decay 0.9
-    --optimizer.freeze feed_forward/
 """
 
 
@@ -124,29 +116,3 @@ def test_attention_is_selected_for_the_step_and_not_for_initialization(capsys):
     assert capsys.readouterr().out == "" and not auto.attention_fn.calls
     jax.eval_shape(auto.apply, {"params": params}, tokens)
     assert "on cpu: reference" in capsys.readouterr().out
-
-
-def trained(folder: Path, words: str, runs: str, *more: str) -> list[dict]:
-    """The metrics of a run on four devices, each line without its speed."""
-    experiment, *options = words.split()
-    command = ["-m", f"experiments.{experiment}.train", *options, *more, "--runs", runs]
-    finished(start(*command, folder=folder, devices=4))
-    return metrics_of(folder / runs / experiment / "tiny")
-
-
-@pytest.mark.slow
-def test_a_run_may_change_its_devices_when_it_resumes_and_learns_the_same(tmp_path):
-    rng = np.random.default_rng(3)
-    for name, lines in (("a.txt", 83), ("b.txt", 7)):
-        texts = (" ".join(rng.choice(["sun", "moon", "rain", "hill"], 5)) for _ in range(lines))
-        (tmp_path / name).write_text("\n".join(texts) + "\n")
-    words = f"{METHODS} --optimizer.schedule constant"
-    alone = trained(tmp_path, words, "one", "--strategy", "single")
-    mesh = "--strategy", "sharded", "--mesh", "data=2,tensor=2"
-    trained(tmp_path, words, "both", *mesh, "--optimizer.total_steps", "7")
-    both = trained(tmp_path, words, "both", "--strategy", "replicated")
-    assert [line["step"] for line in both][-1] == 11
-    found, expected = (
-        {line["step"]: line["loss"] for line in lines if "loss" in line} for lines in (both, alone)
-    )
-    assert found == pytest.approx(expected, rel=1e-5)
