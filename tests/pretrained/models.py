@@ -10,14 +10,12 @@ from jaxformer.config import (
     FeedForwardOptions,
     Learned,
     Linear,
-    Llama3,
     NormOptions,
     OutputOptions,
     Relative,
     Rotary,
     Sinusoidal,
     TransformerConfig,
-    Yarn,
     with_fields,
 )
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
@@ -85,11 +83,6 @@ PLAIN_ROBERTA = with_fields(
     PLAIN_BERT, {"embeddings.num_types": 1, "feed_forward.activation": "gelu"}
 )
 BERT, ROBERTA = (replace(config, pooler="tanh") for config in (PLAIN_BERT, PLAIN_ROBERTA))
-LONG = {
-    "linear": Linear(factor=3),
-    "llama3": Llama3(factor=8.0, low_freq_factor=0.5, original_len=9),
-    "yarn": Yarn(factor=8.0, original_len=9, beta_fast=2.0),
-}
 QWEN2 = with_fields(LLAMA, {"head_dim": None, "d_model": 12, "attention.qkv_bias": True})
 NEOX = with_fields(
     GPT2, {"d_model": 20, "positions": Rotary(fraction=0.5), "norm.placement": "parallel"}
@@ -120,16 +113,11 @@ GEMMA3 = with_fields(
         "positions": Rotary(base=77.0, scaling=Linear(factor=3), window_base=5.0),
     },
 )
-UNCAPPED = {"attention.softcap": None, "output.softcap": None, "attention.full_every": None}
 
 
 def decoder(config, **changes):
     """A decoder; the names of the fields in `changes` have two _ for a dot."""
     return DecoderOnly(with_fields(config, {k.replace("__", "."): v for k, v in changes.items()}))
-
-
-def scaled_llama(name):
-    return decoder(LLAMA, positions=Rotary(base=77.0, scaling=LONG[name]))
 
 
 # Heads of 4 and a width of 16: the square roots that T5's table holds are powers of two.
@@ -189,15 +177,9 @@ def model_of(config, changes):
 
 MODELS = {
     "gpt2": ("gpt2", DecoderOnly(GPT2)),
-    "gpt2, an output of its own": ("gpt2", decoder(GPT2, embeddings__tied="none")),
     "gpt2, classes": ("gpt2", Classifier(DecoderOnly(GPT2), 3)),
     "llama": ("llama", DecoderOnly(LLAMA)),
     "llama, biases": ("llama", decoder(LLAMA, use_bias=True, attention__num_kv_heads=None)),
-    "llama, tied": ("llama", decoder(LLAMA, embeddings__tied="output")),
-    "llama, classes": ("llama", Classifier(DecoderOnly(LLAMA), 3)),
-    "llama 3.1": ("llama", scaled_llama("llama3")),
-    "llama, long": ("llama", scaled_llama("linear")),
-    "llama, yarn": ("llama", scaled_llama("yarn")),
     "mistral": ("mistral", decoder(LLAMA, attention__window=3)),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
     "qwen3": ("qwen3", decoder(LLAMA, attention__query_key_norm=True)),
@@ -214,23 +196,11 @@ MODELS = {
     ),
     "gemma": ("gemma", DecoderOnly(GEMMA)),
     "opt": ("opt", decoder(GPT2, feed_forward__activation="relu")),
-    "opt, post-norm": ("opt", decoder(GPT2, norm__placement="post")),
-    "opt, classes": ("opt", Classifier(DecoderOnly(GPT2), 3)),
     "gemma2": ("gemma2", DecoderOnly(GEMMA2)),
-    "gemma2, no caps": ("gemma2", DecoderOnly(with_fields(GEMMA2, UNCAPPED))),
     "gemma3": ("gemma3_text", DecoderOnly(GEMMA3)),
     "gpt_neox": ("gpt_neox", decoder(NEOX, embeddings__tied="none")),
-    "gpt_neox, tied": ("gpt_neox", decoder(NEOX, norm__placement="pre")),
-    "gpt_neox, classes": ("gpt_neox", Classifier(DecoderOnly(NEOX), 3)),
     "distilbert": ("distilbert", EncoderOnly(DISTILBERT)),
-    "distilbert, masked": ("distilbert", MaskedLanguageModel(DISTILBERT)),
-    "distilbert, classes": (
-        "distilbert",
-        Classifier(EncoderOnly(replace(DISTILBERT, pooler="relu")), 3),
-    ),
-    "distilbert, spans": ("distilbert", SpanPredictor(EncoderOnly(DISTILBERT))),
     "bert": ("bert", EncoderOnly(BERT)),
-    "bert, no pooler": ("bert", EncoderOnly(PLAIN_BERT)),
     "bert, masked": ("bert", MaskedLanguageModel(PLAIN_BERT)),
     "bert, masked and next": ("bert", MaskedLanguageModel(BERT)),
     "bert, classes": ("bert", Classifier(EncoderOnly(BERT), 3)),
@@ -238,15 +208,11 @@ MODELS = {
     "bert, spans": ("bert", SpanPredictor(EncoderOnly(PLAIN_BERT))),
     "roberta, token classes": ("roberta", TokenClassifier(EncoderOnly(PLAIN_ROBERTA), 3)),
     "roberta": ("roberta", EncoderOnly(ROBERTA)),
-    "roberta, masked": ("roberta", MaskedLanguageModel(PLAIN_ROBERTA)),
-    "roberta, classes": ("roberta", Classifier(EncoderOnly(ROBERTA), 3)),
     "xlm-roberta, classes": ("xlm-roberta", Classifier(EncoderOnly(ROBERTA), 3)),
     "t5": ("t5", EncoderDecoder(T5)),
     "t5 1.1": ("t5", model_of(T5, {"embeddings.tied": "inputs", **GATED})),
-    "t5, heads as wide as the model": ("t5", model_of(T5, {"num_heads": 4, **GATED})),
     "t5's encoder": ("t5", EncoderOnly(with_fields(T5, {"feed_forward.activation": "silu"}))),
     "mt5": ("mt5", model_of(T5, {"embeddings.tied": "inputs", **GATED})),
-    "mt5, tied": ("mt5", EncoderDecoder(T5)),
     "bart": ("bart", EncoderDecoder(BART)),
     "mbart": ("mbart", model_of(BART, {"norm.placement": "pre"})),
     "m2m_100": ("m2m_100", EncoderDecoder(M2M100)),
@@ -255,7 +221,6 @@ MODELS = {
         "marian",
         model_of(MARIAN, {"embeddings.tied": "output", "source_vocab_size": 19}),
     ),
-    "marian, three tables": ("marian", model_of(MARIAN, {"embeddings.tied": "none"})),
 }
 # Another family comes first that has these models.
 SHADOWED = ("roberta", "xlm-roberta", "opt", "mt5")

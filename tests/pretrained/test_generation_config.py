@@ -1,6 +1,7 @@
 """The search settings of a folder of transformers."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,22 @@ MARIAN = {
     "num_beams": 6,
 }
 STATED = {key: value for key, value in MARIAN.items() if not key.endswith("vocab_size")}
+FOLLOWED = SearchConfig(
+    eos=(1, 7),
+    min_new_tokens=5,
+    no_repeat_ngram_size=3,
+    repetition_penalty=1.5,
+    forced_bos=5,
+    suppress_tokens=(3, 4),
+    renormalize_logits=True,
+    beam_size=2,
+    length_penalty=0.5,
+    length_penalty_kind="power",
+    early_stopping="never",
+    at_max_length="cut",
+    extra_candidates=2,
+    max_new_tokens=19,
+)
 
 
 @pytest.fixture
@@ -71,22 +88,7 @@ def test_settings_in_config_json_do_not_count_beside_generation_config_json(fold
     }
     search, options = load_generation_config(folder(MARIAN, later))
     assert (options.bos, options.pad) == (18, 18)
-    assert search == SearchConfig(
-        eos=(1, 7),
-        min_new_tokens=5,
-        no_repeat_ngram_size=3,
-        repetition_penalty=1.5,
-        forced_bos=5,
-        suppress_tokens=(3, 4),
-        renormalize_logits=True,
-        beam_size=2,
-        length_penalty=0.5,
-        length_penalty_kind="power",
-        early_stopping="never",
-        at_max_length="cut",
-        extra_candidates=2,
-        max_new_tokens=19,
-    )
+    assert search == FOLLOWED
     search, _ = load_generation_config(folder(MARIAN, later | {"max_new_tokens": 7}))
     assert search.max_new_tokens == 7
 
@@ -159,22 +161,8 @@ def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
 
 @pytest.mark.parametrize("at_max_length", ["cut", "force_eos_at_no_cost"])
 def test_settings_that_are_written_are_read_again(folder, at_max_length):
-    settings = SearchConfig(
-        eos=(7,),
-        min_new_tokens=5,
-        no_repeat_ngram_size=3,
-        repetition_penalty=1.5,
-        forced_bos=5,
-        suppress_tokens=(3, 4),
-        renormalize_logits=True,
-        beam_size=2,
-        length_penalty=0.5,
-        length_penalty_kind="power",
-        early_stopping="beam_full",
-        at_max_length=at_max_length,
-        extra_candidates=1,
-        max_new_tokens=11,
-    )
+    settings = replace(FOLLOWED, eos=(7,), early_stopping="beam_full", extra_candidates=1)
+    settings = replace(settings, at_max_length=at_max_length, max_new_tokens=11)
     assert inexpressible_settings(settings) == []
     ids = {"decoder_start_token_id": 18, "pad_token_id": 17, "bos_token_id": None}
     written = generation_json(settings, 23, ids)

@@ -47,16 +47,22 @@ def measure(name, layers):
     run.close()
     numbers = {"model": sum(leaf.nbytes for leaf in jax.tree.leaves(params))}
     del params
-    mean = {}
-    def average():
-        mean.update(run.average_params([1, 2], shardings=strategy.shardings))
-        return mean
-    numbers["averaging"] = above(average)
-    numbers["exporting"] = above(lambda: jf.save_pretrained(folder / name / "out", model, mean))
-    mean.clear()
-    numbers["loading"] = above(
-        lambda: jf.load_pretrained(folder / name / "out", strategy=strategy).params
+    tree = {}
+    def put(params):
+        tree.update(params)
+        return tree
+    def sums():
+        return [float(np.abs(np.asarray(leaf)).sum()) for leaf in jax.tree.leaves(tree)]
+    numbers["averaging"] = above(
+        lambda: put(run.average_params([1, 2], shardings=strategy.shardings))
     )
+    numbers["exporting"] = above(lambda: jf.save_pretrained(folder / name / "out", model, tree))
+    exported = sums()
+    tree.clear()
+    numbers["loading"] = above(
+        lambda: put(jf.load_pretrained(folder / name / "out", strategy=strategy).params)
+    )
+    np.testing.assert_allclose(sums(), exported, rtol=1e-6)
     return numbers
 
 
@@ -73,4 +79,5 @@ def test_no_more_than_the_largest_tensor_is_on_the_host_besides_the_model(tmp_pa
     (done,) = finished(start("-c", _CHILD, tmp_path, devices=8, environment=returned))
     numbers = json.loads(done.out.splitlines()[-1])
     assert numbers.pop("model") >= 4 * BUDGET
+    assert numbers["loading"] < 0.6 * LARGEST, "each device's part is read alone"
     assert {name: size for name, size in numbers.items() if size > 1.2 * LARGEST} == {}

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 import jaxformer as jf
 from jaxformer.config import Alibi, Learned
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
@@ -86,11 +87,14 @@ def test_attention_function_and_dtype_are_the_callers(folder):
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_numbers_become_float32(folder, dtype, rewrite):
+def test_half_numbers_become_float32_but_on_devices_stay_half(folder, dtype, rewrite):
     path = folder("gpt2")
     table = load_pretrained(path).params["embedding"]["table"]
     rewrite(path, lambda tensors: {name: x.astype(dtype) for name, x in tensors.items()})
     halved = load_pretrained(path).params["embedding"]["table"]
+    placed = load_pretrained(path, strategy=single()).params["embedding"]["table"]
+    np.testing.assert_array_equal(placed, table.astype(dtype))
+    assert placed.dtype == dtype
     assert halved.dtype == np.float32
     np.testing.assert_array_equal(halved, table.astype(dtype).astype(np.float32))
 
