@@ -22,14 +22,10 @@ DAMAGE = {
 }
 # Each file damaged in each way: see tests/faults.
 CASES = [
-    ("here", "arrays", "half"),
     ("here", "arrays", "flipped"),
     ("here", manifest.NAME, "empty"),
-    ("here", manifest.NAME, "flipped"),
     ("here", "state/manifest.ocdbt", "deleted"),
-    pytest.param("gs", "arrays", "flipped", marks=pytest.mark.long),
     pytest.param("gs", "state/manifest.ocdbt", "half", marks=pytest.mark.long),
-    pytest.param("gs", "arrays", "deleted", marks=pytest.mark.long),
 ]
 
 

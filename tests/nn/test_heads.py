@@ -1,6 +1,5 @@
 """Heads: what BERT is pretrained with, and a classifier on any backbone, with their losses."""
 
-import math
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -70,38 +69,9 @@ def bert(masked, random_params):
     return model, random_params(model, *masked[:4])
 
 
-def erf_gelu(x):
-    return x * (1 + np.vectorize(math.erf)(x / math.sqrt(2))) / 2
-
-
 def log_softmax(x):
     x = np.asarray(x, np.float64)
     return x - np.log(np.exp(x).sum(-1, keepdims=True))
-
-
-def layer_norm(x, params):
-    x = x - x.mean(-1, keepdims=True)
-    x = x / np.sqrt((x * x).mean(-1, keepdims=True) + BERT.norm.eps)
-    return x * params["scale"] + params["bias"]
-
-
-def test_the_token_head_is_dense_activation_norm_embedding_and_bias(bert, masked, assert_equal):
-    model, params = bert
-
-    @jax.jit
-    def run(params):
-        inputs = masked[:4]
-        encoding = model.apply({"params": params}, *inputs[:3], method=lambda m, *x: m.encoder(*x))
-        return model.apply({"params": params}, *inputs), encoding
-
-    (logits, follows), (hidden, pooled) = jax.tree.map(np.asarray, run(params))
-    x = np.take_along_axis(hidden, masked.masked_positions[..., None], axis=1)
-    x = erf_gelu(x @ params["transform"]["kernel"] + params["transform"]["bias"])
-    x = layer_norm(x, params["transform_norm"])
-    expected = x @ params["encoder"]["embedding"]["table"].T + params["bias"]
-    assert_equal(logits, expected)
-    head = params["next_sentence"]
-    assert_equal(follows, pooled @ head["kernel"] + head["bias"])
 
 
 def test_a_masked_model_without_a_bias_of_its_logits_is_refused():
@@ -162,7 +132,6 @@ def mean_of_real(hidden):
 
 # The backbone, the pooling, and the vector of each text from the backbone's vectors and pooler.
 VECTORS = {
-    "pooler": (EncoderOnly(BERT), "own", lambda hidden, pooled: pooled),
     "first": (EncoderOnly(replace(BERT, pooler="none")), "own", lambda hidden, _: hidden[:, 0]),
     "mean": (EncoderOnly(BERT), "mean", lambda hidden, _: mean_of_real(hidden)),
     "last": (DecoderOnly(GPT), "own", lambda hidden, _: hidden[np.arange(B), [6, 3, 4]]),
@@ -247,14 +216,6 @@ def test_a_class_of_each_token_is_a_dense_layer_on_its_vector(masked, random_par
     chosen = np.take_along_axis(log_softmax(logits), labels[..., None], -1)[..., 0]
     assert_equal(nats, -chosen[PRESENT].sum())
     assert count == PRESENT.sum()
-
-
-def test_the_activation_of_the_pooler_is_the_configs(masked, random_params, assert_equal):
-    model = EncoderOnly(replace(BERT, pooler="relu"))
-    params = random_params(model, masked.tokens)
-    hidden, pooled = jax.jit(model.apply)({"params": params}, masked.tokens)
-    sums = np.asarray(hidden)[:, 0] @ params["pooler"]["kernel"] + params["pooler"]["bias"]
-    assert_equal(pooled, np.maximum(sums, 0))
 
 
 def test_dropout_acts_on_the_summary(masked, random_params):

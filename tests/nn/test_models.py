@@ -46,19 +46,13 @@ def count(params: Any) -> int:
 
 
 @pytest.mark.parametrize(
-    ("family", "config", "expected"),
-    [
-        (EncoderDecoder, jf.TRANSFORMER_BASE, 63_082_496),
-        (EncoderDecoder, jf.TRANSFORMER_BIG, 214_245_376),
-        (EncoderOnly, jf.BERT_BASE, 109_482_240),
-        (DecoderOnly, jf.GPT2, 124_439_808),
-    ],
-    ids=["base", "big", "bert", "gpt2"],
+    ("config", "expected"),
+    [(jf.TRANSFORMER_BASE, 63_082_496), (jf.TRANSFORMER_BIG, 214_245_376)],
+    ids=["base", "big"],
 )
-def test_the_named_sizes_have_exactly_as_many_parameters(family, config, expected):
+def test_the_named_sizes_have_exactly_as_many_parameters(config, expected):
     # A loop over layers has the parameters of all layers and is traced once.
-    model = family(replace(config, scan_layers=True))
-    assert count(parameters(model, 2 if family is EncoderDecoder else 1)) == expected
+    assert count(parameters(EncoderDecoder(replace(config, scan_layers=True)), 2)) == expected
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.text import data
 from jaxformer.text.data import text_files
 from jaxformer.text.data import tokens as tokens_module
-from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, Tokenizer, train_bpe, train_characters
+from jaxformer.text.tokenizers import Tokenizer, train_bpe, train_characters
 from tests.text.examples import examples
 
 BOM = b"\xef\xbb\xbf"
@@ -258,9 +258,3 @@ def test_an_encoding_that_was_stopped_goes_on_where_it_ended(
     assert sizes == sorted(sizes)
     assert sizes[-1] == sum(len(block) for document in documents for block in document)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.tokens", "whole.tokens"]
-
-
-def test_masked_vocabularies_mark_documents_likewise(tmp_path):
-    masked = train_bpe(["abc"], 269, prefix="", special_tokens=MASKED_SPECIAL_TOKENS)
-    tokens = data.encode_documents(["ab"], masked, tmp_path / "a", isolate_documents=True)
-    assert tokens[0].tolist() == [masked.special.bos, *masked.encode("ab"), masked.special.eos]

@@ -35,22 +35,6 @@ def framed(tokenizer: Tokenizer, text: str) -> list[int]:
     return [tokenizer.special.bos, *tokenizer.encode(text), tokenizer.special.eos]
 
 
-def test_gpt2_encodes_a_paragraph_as_it_did(folder, gpt2):
-    paragraph = golden(folder, "gpt2_encoded_tokens.json")
-    ids = gpt2.encode(paragraph["text"])
-    assert len(ids) == 221
-    assert ids == paragraph["token_ids"]
-    assert [gpt2.token(i) for i in ids] == paragraph["bpe_tokens"]
-    assert gpt2.decode(ids) == paragraph["decoded_text"] == paragraph["text"]
-
-
-def test_bert_encodes_a_paragraph_as_it_did(folder, bert):
-    paragraph = golden(folder, "bert_uncased_encoded.json")
-    ids = framed(bert, paragraph["text"])
-    assert ids == paragraph["token_ids"]
-    assert [bert.token(i) for i in ids[1:-1]] == paragraph["bpe_tokens"]
-
-
 def test_bert_encodes_ten_thousand_questions_as_it_did(folder, bert):
     questions = golden(folder, "question_tokens.json.gz")
     rows = bert.encode_batch([question["original"] for question in questions])

@@ -42,11 +42,6 @@ def keys_of(seed: int, rounds: int = 8) -> np.ndarray:
     return np.random.Philox(key=seed).random_raw(rounds)
 
 
-def test_every_number_has_exactly_one_place():
-    for n in (*range(1, 131), 10_007):
-        assert np.array_equal(np.sort(permute(np.arange(n), n, keys_of(n))), np.arange(n)), n
-
-
 def test_an_order_may_be_asked_for_place_by_place_and_is_never_held():
     n = 2**40 - 87
     places = np.array([0, 1, n - 1, 12_345_678_901])

@@ -157,13 +157,6 @@ def test_an_explicit_mask_is_computed_by_another_function_only_for_a_cache(name,
     assert_equal(attention.ATTENTION_FNS[name](q, q, q, beams, scale=1.0), expected)
 
 
-@pytest.mark.parametrize("name", ["auto", *UNSUPPORTED])
-def test_a_bool_array_as_mask_is_refused(name):
-    q = jnp.zeros((1, 128, 1, 8))
-    with pytest.raises(ConfigError, match=r"mask is a .* give AttentionMask\(explicit=array\)"):
-        attention.ATTENTION_FNS[name](q, q, q, np.ones((1, 128, 128), bool), scale=0.5)
-
-
 CUDNN_MASKS = {
     "all": AttentionMask(),
     "causal": AttentionMask(causal=True),
