@@ -14,7 +14,6 @@ from jaxformer.decoding import (
     sample,
     suppress_tokens,
 )
-from jaxformer.decoding.logits_processors import penalize
 from jaxformer.errors import ConfigError
 
 VOCAB = 7
@@ -120,17 +119,6 @@ def test_of_equally_likely_tokens_the_first_are_kept_as_greedy_takes_the_first()
 def test_the_narrowest_truncations_are_greedy_at_any_scale(config):
     logits = np.float32(1e4 * np.random.default_rng(2).normal(size=(29, VOCAB)))
     assert np.array_equal(each(config, logits), np.argmax(logits, axis=-1))
-
-
-def test_a_penalty_lowers_what_the_text_holds_and_how_often_does_not_matter():
-    logits, text = jnp.array([[2.0, 2.0, -3.0, -3.0, 0.0]]), jnp.array([[0, 2, 2, 4, 1]])
-    for penalty, expected in (
-        (2.0, [1.0, 2.0, -6.0, -3.0, 0.0]),
-        (0.5, [4.0, 2.0, -1.5, -3.0, 0.0]),
-        (1.0, logits[0].tolist()),
-    ):
-        found = penalize(logits, jnp.array([penalty]), text, jnp.array([4]))
-        assert found[0].tolist() == expected
 
 
 def by_hand(logits, prompt, limit, penalty=1.0, ngram=0):

@@ -9,7 +9,6 @@ import pytest
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import fold_beams
-from jaxformer.nn.inspection import read_taps
 from jaxformer.ops import attention
 from jaxformer.ops.masks import AttentionMask
 
@@ -47,30 +46,6 @@ def case(random_params) -> Case:
     x = rng.standard_normal((B, T, 11), np.float32)
     y = rng.standard_normal((B, S, 11), np.float32)
     return Case(module, random_params(module, x, y, method=attend), x, y)
-
-
-def test_heads_need_not_divide_d_model(case, leaf_shapes):
-    shapes = leaf_shapes(case.params)
-    assert shapes["query/kernel"] == (11, 6, 4)
-    assert shapes["key/kernel"] == (11, 2, 4)
-    assert shapes["value/kernel"] == (11, 2, 5)
-    assert shapes["out/kernel"] == (6, 5, 11)
-    assert case().shape == (B, T, 11)
-
-
-def test_weights_on_request_sum_to_one_and_make_the_output(case, assert_equal):
-    mask = AttentionMask(padding_mask=np.arange(S) < np.array([[7], [3]]))
-    read = partial(read_taps, case.module, names=["weights"], method=attend)
-    out, values = jax.jit(read)(case.params, case.x, case.y, mask)
-    weights = values["weights"]
-    assert weights.shape == (B, 6, T, S)
-    assert_equal(np.sum(weights, -1), np.ones((B, 6, T)), 1e-6)
-    assert np.all(np.asarray(weights)[1, :, :, 3:] == 0)
-    value = np.einsum("bsd,dkh->bskh", case.y, case.params["value"]["kernel"])
-    value = np.repeat(value + case.params["value"]["bias"], 3, axis=2)
-    gathered = np.einsum("bnts,bsnh->btnh", weights, value)
-    expected = np.einsum("btnh,nhd->btd", gathered, case.params["out"]["kernel"])
-    assert_equal(out, expected + case.params["out"]["bias"])
 
 
 def test_beams_share_the_keys_of_their_sentence(case, rng, assert_equal):

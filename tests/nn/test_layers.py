@@ -1,4 +1,3 @@
-import math
 from functools import partial
 
 import jax
@@ -7,9 +6,8 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.nn.layers import ACTIVATIONS, Embedding, FeedForward, LMHead, Norm
+from jaxformer.nn.layers import ACTIVATIONS, Norm
 from jaxformer.ops.dense import Dense
-from jaxformer.ops.dropout import DropoutRng
 
 pytestmark = pytest.mark.usefixtures("optimized")
 
@@ -28,33 +26,6 @@ def x(rng):
 
 def apply(module, params, *inputs):
     return jax.jit(lambda params: module.apply({"params": params}, *inputs))(params)
-
-
-@pytest.mark.parametrize(("scaled", "factor"), [(True, math.sqrt(12)), (False, 1.0)])
-def test_an_embedding_is_a_row_times_the_root_of_d(scaled, factor, rng, assert_equal):
-    table = rng.standard_normal((17, 12), np.float32)
-    ids = np.array([[3, 0, 16], [3, 3, 1]])
-    module = Embedding(17, 12, scale=scaled)
-    assert_equal(apply(module, {"table": table}, ids), table[ids] * factor, 1e-6)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("biased", [False, True])
-def test_an_output_is_a_matrix_of_its_own_or_the_embeddings_with_a_bias_if_asked(
-    tied, biased, x, random_params, assert_equal, leaf_shapes
-):
-    class Logits(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            embedding = Embedding(17, 12, name="embedding")
-            return LMHead(17, biased, name="output")(x, embedding if tied else None)
-
-    params = random_params(Logits(), x)
-    output = params.get("output", {})
-    expected = ({} if tied else {"kernel": (12, 17)}) | ({"bias": (17,)} if biased else {})
-    assert leaf_shapes(output) == expected
-    matrix = params["embedding"]["table"].T if tied else output["kernel"]
-    assert_equal(apply(Logits(), params, x), x @ matrix + output.get("bias", 0.0))
 
 
 @partial(jax.jit, static_argnums=0)
@@ -117,32 +88,6 @@ def test_a_norm_computes_in_float32_and_returns_the_type_it_was_given(x):
     exact = Norm().apply({"params": params}, low.astype(jnp.float32))
     assert y.dtype == jnp.bfloat16
     assert np.array_equal(y, exact.astype(jnp.bfloat16))
-
-
-@pytest.mark.parametrize(("activation", "gated"), [("relu", False), ("silu", True)])
-def test_the_feed_forward_network_is_its_formula(activation, gated, x, random_params, assert_equal):
-    module = FeedForward(13, activation, gated)
-    params = random_params(module, x)
-    dense = {
-        name: np.float64(x) @ leaf["kernel"] + leaf["bias"]
-        for name, leaf in params.items()
-        if name != "down"
-    }
-    hidden = np.float64(TWINS[activation](dense["gate" if gated else "up"]))
-    hidden = hidden * dense["up"] if gated else hidden
-    expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
-    assert_equal(apply(module, params, x), expected)
-
-
-def test_activation_dropout_acts_between_the_two_maps(x, random_params, assert_equal):
-    module = FeedForward(13, dropout_rate=0.25)
-    params = random_params(module, x)
-    dropout_rng = DropoutRng.create(jax.random.key(1), np.array([4, 2]))
-    hidden = np.maximum(x @ params["up"]["kernel"] + params["up"]["bias"], 0)
-    kept = jax.jit(lambda: dropout_rng.keep_mask("hidden", hidden.shape, 0.25))()
-    hidden = hidden * np.asarray(kept) / 0.75
-    expected = hidden @ params["down"]["kernel"] + params["down"]["bias"]
-    assert_equal(apply(module, params, x, dropout_rng), expected)
 
 
 @pytest.mark.parametrize(

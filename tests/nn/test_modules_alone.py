@@ -282,18 +282,6 @@ def test_flax_tabulates_the_operations_of_each_family(scan_layers):
         assert "MultiHeadAttention" in table and "Total" in table
 
 
-def test_a_step_of_decoding_is_exported_and_read_again(params, assert_equal):
-    model, tokens = jf.DecoderOnly(RECIPE), np.ones((B, 1), int)
-    cache = model.apply({"params": params}, B, max_length=T, method="init_cache")
-    step = jf.make_step_fn(model, params)
-    exported = jax.export.export(jax.jit(step))(tokens, cache)
-    again = jax.export.deserialize(exported.serialize())
-    (logits, ours), (expected, theirs) = again.call(tokens, cache), step(tokens, cache)
-    assert_equal(logits, expected)
-    assert type(ours) is type(theirs) and ours.layers[0].groups == (B, 1)
-    jax.tree.map(assert_equal, ours, theirs)
-
-
 def test_the_repr_of_a_recipe_is_code():
     for recipe in (RECIPE, jf.LLAMA3_8B, replace(RECIPE, positions=jf.Rotary(scaling=jf.Yarn()))):
         assert eval(repr(recipe), vars(jf.config)) == recipe

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from jaxformer.config import Linear, NoScaling, rotate
+from jaxformer.config import rotate
 from jaxformer.config.positions import alibi_slopes, relative_buckets
 from jaxformer.nn.models import DecoderOnly
 
@@ -23,25 +23,6 @@ def test_the_table_is_the_formula_of_section_3_5(d_model):
             angle = position / 10_000 ** (2 * (column // 2) / d_model)
             expected = math.cos(angle) if column % 2 else math.sin(angle)
             assert abs(table[position, column] - expected) < 1e-6
-
-
-@pytest.mark.parametrize("d_model", [1, 6, 7])
-def test_halves_are_all_sines_and_then_all_cosines(d_model):
-    turns, halves = (jf.positional_encoding(11, d_model, x) for x in ("interleaved", "halves"))
-    sines = (d_model + 1) // 2
-    assert np.array_equal(halves[:, :sines], turns[:, ::2])
-    assert np.array_equal(halves[:, sines:], turns[:, 1::2])
-
-
-def test_with_the_endpoint_the_last_wavelength_is_the_longest_of_the_paper():
-    table = jf.positional_encoding(7, 6, endpoint=True)
-    for column, rate in enumerate((1, 1, 0.01, 0.01, 0.0001, 0.0001)):
-        function = np.cos if column % 2 else np.sin
-        assert np.allclose(table[:, column], function(np.arange(7) * rate), atol=1e-7)
-
-
-def rates(size, base, scaling=NoScaling(), fraction=1.0):  # noqa: B008
-    return jf.Rotary(base, fraction, scaling).rates(size)
 
 
 def turned(x, positions, base):
@@ -89,42 +70,6 @@ def test_rotary_keeps_lengths_and_takes_positions_for_each_row(queries_and_keys,
         assert_equal(found[row], alone[0], 1e-6)
 
 
-def test_linear_scaling_divides_every_rate():
-    assert np.array_equal(rates(6, 100.0, Linear(4.0)), rates(6, 100.0) / 4)
-
-
-def test_llama3_scaling_keeps_fast_rates_and_divides_slow_ones():
-    plain = rates(8, 10_000.0)  # 1, 1/10, 1/100 and 1/1000: 16, 1.6, 0.16 and 0.016 turns
-    scaling = jf.Llama3(8.0, low_freq_factor=0.1, high_freq_factor=4.0, original_len=100)
-    between = [(100 * rate / math.tau - 0.1) / 3.9 for rate in plain[1:3]]
-    kept = np.array([1.0, *between, 0.0])
-    assert np.allclose(rates(8, 10_000.0, scaling) / plain, kept + (1 - kept) / 8, rtol=1e-6)
-    assert 0 < between[1] < between[0] < 1
-
-
-def test_yarn_keeps_the_first_rates_and_divides_the_last_ones():
-    plain = rates(16, 10_000.0)  # 1, 10^-0.5, 10^-1, ...: 50, 15.8, 5, 1.58, 0.5, ... turns
-    scaling = jf.Yarn(8.0, beta_fast=10.0, beta_slow=1.0, original_len=314)
-    kept = np.array([1, 1, 2 / 3, 1 / 3, 0, 0, 0, 0])  # the ramp goes from pair 1 to pair 4
-    assert np.allclose(rates(16, 10_000.0, scaling) / plain, kept + (1 - kept) / 8, rtol=1e-6)
-
-
-@pytest.mark.parametrize(("given", "factor"), [(None, 0.1 * math.log(8) + 1), (1.5, 1.5)])
-def test_yarn_stretches_rotated_queries_and_keys(given, factor, assert_equal):
-    rotary = jf.Rotary(scaling=jf.Yarn(8.0, attention_factor=given))
-    sin, cos = rotary.rotation(np.arange(5), head_dim=4)
-    assert_equal(sin**2 + cos**2, np.full(sin.shape, factor**2))
-
-
-def test_a_fraction_of_each_head_is_rotated_as_a_head_of_that_size(queries_and_keys):
-    x = queries_and_keys[0]  # heads of 6, of which 4 are rotated
-    part = jf.Rotary(100.0, fraction=0.7)
-    assert np.array_equal(part.rates(6), rates(4, 100.0))
-    rotated = rotate(x, part.rotation(np.arange(5), 6))
-    assert np.array_equal(rotated[..., 4:], x[..., 4:])
-    assert np.array_equal(rotated[..., :4], turned(x[..., :4], np.arange(5), 100.0))
-
-
 def test_eight_alibi_slopes_halve_from_one_half_to_1_256():
     assert np.array_equal(alibi_slopes(8), 0.5 ** np.arange(1, 9, dtype=np.float32))
 
@@ -140,21 +85,6 @@ def test_alibi_takes_the_slope_off_for_each_step_of_distance():
     bias = np.asarray(jf.Alibi().bias(at, {}))
     distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
     assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
-
-
-def test_a_decoders_buckets_hold_one_distance_each_and_then_ever_more():
-    """Eight buckets up to 32: 4 times 32/4 = 8 to the powers 0, 1/4, 1/2, 3/4 starts the last."""
-    distances = np.arange(40)[:, None] - np.arange(2)[None, :]
-    found = relative_buckets(distances, buckets=8, max_distance=32, causal=True)
-    starts = np.searchsorted(np.asarray(found)[:, 0], np.arange(8))
-    assert starts.tolist() == [0, 1, 2, 3, 4, 7, 12, 20]
-    assert found[0, 1] == 0 and np.array_equal(found[1:, 1], found[:-1, 0])
-
-
-def test_an_encoders_buckets_tell_before_from_after():
-    """Each side has four of eight buckets: 0, 1, 2 and 3, 4 and farther for a maximum of 8."""
-    found = relative_buckets(5 - np.arange(12)[None], buckets=8, max_distance=8, causal=False)
-    assert found[0].tolist() == [3, 3, 2, 2, 1, 0, 5, 6, 6, 7, 7, 7]
 
 
 @pytest.fixture
@@ -192,16 +122,6 @@ def test_each_row_may_have_positions_of_its_own(x, rng, assert_equal):
     table = rng.standard_normal((7, 12), np.float32)
     positions = np.array([[0, 1, 2, 0, 1], [6, 5, 4, 3, 2]])
     assert_equal(add(jf.Learned(), x, positions, params={"table": table}), x + table[positions])
-
-
-def test_the_layout_of_the_sinusoidal_table_is_the_schemes(x):
-    halves = add(jf.Sinusoidal("halves"), x, np.arange(5))
-    assert np.array_equal(halves, x + jf.positional_encoding(5, 12, "halves"))
-
-
-def test_sinusoidal_positions_may_start_at_another_number(x):
-    shifted = add(jf.Sinusoidal(offset=2, endpoint=True), x, np.arange(5))
-    assert np.array_equal(shifted, x + jf.positional_encoding(7, 12, endpoint=True)[2:])
 
 
 @pytest.mark.parametrize("scheme", [jf.Rotary(), jf.Alibi(), jf.Relative(), jf.NoPositions()])
