@@ -45,7 +45,6 @@ def offered(command: str, args: str) -> set[str]:
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
         patch.setattr(cli, "parse", parse_only)
-        patch.setattr(cli, "parse", parse_only)
         patch.setattr(sys, "argv", [command, *words])
         with pytest.raises(SystemExit) as end:
             runpy.run_module(f"experiments.{command}", run_name="__main__")
