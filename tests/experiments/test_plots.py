@@ -14,18 +14,11 @@ from experiments.translation.page import attend
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import Loaded
 from jaxformer.text import tokenizers
+from tests.configs import small
 
 pytestmark = pytest.mark.long
 
-SIZES = jf.TransformerConfig(
-    vocab_size=19,
-    d_model=12,
-    d_ff=14,
-    num_heads=3,
-    num_encoder_layers=2,
-    num_decoder_layers=2,
-    max_len=29,
-)
+SIZES = small(vocab_size=19, num_encoder_layers=2, num_decoder_layers=2, max_len=29)
 
 
 @pytest.fixture

@@ -13,16 +13,11 @@ from experiments.language_modelling.presets import PRESETS as LANGUAGE
 from experiments.language_modelling.presets import LanguageConfig
 from experiments.translation.presets import PRESETS as TRANSLATION
 from experiments.translation.presets import Files, TranslationConfig
-from jaxformer.config import with_fields
+from tests.configs import changed
 
 TOO_LONG = "sun " * 47
 WORDS = "sun moon star rain snow wind hill lake tree bird fish sand".split()
 SIZES = {"vocab_size": 283, "d_model": 16, "d_ff": 22, "num_heads": 2, "max_len": 23}
-
-
-def changed(config: Any, **changes: Any) -> Any:
-    """`config` with fields of its parts, such as optimizer__total_steps=7."""
-    return with_fields(config, {name.replace("__", "."): x for name, x in changes.items()})
 
 
 def language_config(folder: Path, **changes: Any) -> LanguageConfig:

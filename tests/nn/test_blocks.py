@@ -7,29 +7,19 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer import AttentionMask, DecoderOnly, TransformerConfig
-from jaxformer.config import AttentionOptions, Linear, NormOptions, OutputOptions, Rotary
+from jaxformer import AttentionMask, DecoderOnly
+from jaxformer.config import AttentionOptions, Linear, Rotary
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import unstack_blocks
 from jaxformer.nn.cache import init_cache
 from jaxformer.nn.layers import Norm
 from jaxformer.nn.stack import make_stack
+from tests.configs import small
 
 B, T, V = 2, 7, 17
-CONFIG = TransformerConfig(
-    vocab_size=V,
-    d_model=12,
-    d_ff=13,
-    num_heads=3,
-    num_decoder_layers=3,
-    norm=NormOptions(placement="pre"),
-)
+CONFIG = small(num_decoder_layers=3, norm__placement="pre")
 CAUSAL = AttentionMask(causal=True)
-GEMMA = replace(
-    CONFIG,
-    attention=AttentionOptions(window=2, full_every=2),
-    output=OutputOptions(softcap=1.5),
-)
+GEMMA = replace(CONFIG, attention=AttentionOptions(window=2, full_every=2))
 TOKENS = np.arange(B * T).reshape(B, T) * 5 % V
 
 

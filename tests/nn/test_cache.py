@@ -8,16 +8,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import AttentionOptions, TransformerConfig
+from jaxformer.config import AttentionOptions
 from jaxformer.decoding import put_rows, take_rows
 from jaxformer.nn.cache import KeyValue, LayerCache, init_cache
 from jaxformer.nn.models import DecoderOnly
+from tests.configs import small
 
 B, W, S, L = 2, 3, 5, 11
 
-BASE = TransformerConfig(
-    vocab_size=17, d_model=24, d_ff=13, num_heads=4, num_decoder_layers=1, max_len=L
-)
+BASE = small(d_model=24, num_heads=4, num_decoder_layers=1)
 
 
 def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):

@@ -15,6 +15,7 @@ from jaxformer.config import with_fields
 from jaxformer.nn.cache import init_cache
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops import attention
+from tests.configs import small
 from tests.nn.test_positions import HalfSpeed
 
 B, W, S, T, L = 2, 3, 5, 8, 11
@@ -23,14 +24,11 @@ V = 17
 # Half the time to compile; each program runs once.
 QUICK = {"xla_backend_optimization_level": 0}
 
-BASE = jf.TransformerConfig(
-    vocab_size=V,
+BASE = small(
     d_model=24,
-    d_ff=13,
     num_heads=4,
     num_encoder_layers=1,
     num_decoder_layers=1,
-    max_len=L,
     positions=jf.Relative(buckets=6, max_distance=7),
 )
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import BERT_BASE, NormOptions, OutputOptions, Rotary, TransformerConfig
+from jaxformer.config import BERT_BASE, OutputOptions, Rotary
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
@@ -21,21 +21,14 @@ from jaxformer.training.losses import (
     masked_loss,
     span_loss,
 )
+from tests.configs import small
 
 B, T, P, V, D, C = 3, 7, 2, 23, 12, 5
 
 BERT = replace(
     BERT_BASE, vocab_size=V, d_model=D, d_ff=13, num_heads=3, num_encoder_layers=1, max_len=T
 )
-GPT = TransformerConfig(
-    vocab_size=V,
-    d_model=D,
-    d_ff=13,
-    num_heads=3,
-    num_decoder_layers=1,
-    norm=NormOptions(placement="pre"),
-    positions=Rotary(),
-)
+GPT = small(vocab_size=V, num_decoder_layers=1, norm__placement="pre", positions=Rotary())
 PRESENT = np.arange(T) < np.array([[7], [4], [5]])
 
 

@@ -17,23 +17,16 @@ from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attentio
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.layers import tap
 from jaxformer.ops.attention import blockwise
+from tests.configs import changed, small
 
-TRANSLATOR = jf.TransformerConfig(
-    vocab_size=19,
-    d_model=12,
-    d_ff=14,
-    num_heads=3,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_len=29,
-)
-GPT = replace(
+TRANSLATOR = small(vocab_size=19, d_ff=14, num_encoder_layers=1, num_decoder_layers=1, max_len=29)
+GPT = changed(
     TRANSLATOR,
     num_encoder_layers=0,
     num_decoder_layers=2,
-    norm=jf.NormOptions(placement="pre"),
-    attention=jf.AttentionOptions(num_kv_heads=1),
-    feed_forward=jf.FeedForwardOptions(gated=True),
+    norm__placement="pre",
+    attention__num_kv_heads=1,
+    feed_forward__gated=True,
     positions=jf.Rotary(),
 )
 TOKENS = np.random.default_rng(1).integers(3, 19, (2, 7)).astype(np.int32)

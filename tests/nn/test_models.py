@@ -15,18 +15,11 @@ from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops.dropout import DropoutRng
+from tests.configs import small
 
 B, S, T, V = 2, 5, 7, 17
 
-TINY = jf.TransformerConfig(
-    vocab_size=V,
-    d_model=12,
-    d_ff=13,
-    num_heads=3,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_len=11,
-)
+TINY = small(num_encoder_layers=1, num_decoder_layers=1)
 
 
 def ids(*shape: int) -> jax.ShapeDtypeStruct:

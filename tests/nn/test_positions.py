@@ -10,8 +10,9 @@ import jaxformer as jf
 from jaxformer.config import rotate
 from jaxformer.config.positions import alibi_slopes, relative_buckets
 from jaxformer.nn.models import DecoderOnly
+from tests.configs import small
 
-CONFIG = jf.TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3, max_len=7)
+CONFIG = small(max_len=7)
 
 
 @pytest.mark.parametrize("d_model", [1, 6, 7])

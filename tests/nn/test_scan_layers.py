@@ -11,20 +11,17 @@ from flax import linen as nn
 import jaxformer as jf
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.blocks import REMAT
+from tests.configs import small
 
 B, T, V = 2, 5, 17
-LISTED = jf.TransformerConfig(
-    vocab_size=V,
-    d_model=12,
+LISTED = small(
     d_ff=14,
-    num_heads=3,
     num_encoder_layers=2,
     num_decoder_layers=2,
-    max_len=11,
-    attention=jf.AttentionOptions(dropout_rate=0.1, window=2, full_every=2),
-    feed_forward=jf.FeedForwardOptions(dropout_rate=0.1),
-    positions=jf.Relative(),
     dropout_rate=0.2,
+    attention=jf.AttentionOptions(dropout_rate=0.1, window=2, full_every=2),
+    feed_forward__dropout_rate=0.1,
+    positions=jf.Relative(),
 )
 SCANNED = replace(LISTED, scan_layers=True)
 TOKENS = np.arange(B * T).reshape(B, T) % V

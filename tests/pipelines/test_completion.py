@@ -13,9 +13,7 @@ from flax import struct
 from jaxformer.config import (
     Alibi,
     AttentionOptions,
-    EmbeddingOptions,
     Learned,
-    NormOptions,
     Relative,
     TransformerConfig,
 )
@@ -30,6 +28,7 @@ from jaxformer.pipelines.rows import prepare
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 from jaxformer.training.parameters import flatten
+from tests.configs import small
 
 LETTERS = "abcdefghijk "
 PROMPTS = ["abcab", "ka", "hgf edc bak jihg", "ab", "  cabcd", "fee"]
@@ -38,16 +37,15 @@ FREE = SamplingConfig(max_new_tokens=13, temperature=1.5)
 SEED = CompletionOptions(seed=3)
 GREEDY = SamplingConfig(max_new_tokens=13, temperature=0.0)
 WINDOW = AttentionOptions(window=5)
-CONFIG = TransformerConfig(
+CONFIG = small(
     vocab_size=19,
     d_model=14,
-    d_ff=22,
     num_heads=2,
     head_dim=6,
     num_decoder_layers=1,
     max_len=37,
-    norm=NormOptions(placement="pre"),
-    embeddings=EmbeddingOptions(tied="none"),
+    norm__placement="pre",
+    embeddings__tied="none",
     positions=Learned(),
 )
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxformer.config import EmbeddingOptions, Rotary, TransformerConfig
+from jaxformer.config import Rotary
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import quantize
@@ -17,16 +17,10 @@ from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import BOS, EOS, PAD, train_characters
+from tests.configs import small
 
-CONFIG = TransformerConfig(
-    vocab_size=29,
-    d_model=12,
-    d_ff=22,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    max_len=37,
-    embeddings=EmbeddingOptions(tied="none"),
+CONFIG = small(
+    vocab_size=29, num_encoder_layers=1, num_decoder_layers=1, max_len=37, embeddings__tied="none"
 )
 GPT = replace(CONFIG, num_encoder_layers=0, positions=Rotary())
 LINES = ["abc", "", "jihgfedcba", "d", "cabbage"]
@@ -149,7 +143,7 @@ def test_members_of_other_shapes_are_refused_by_name(members):
         model = EncoderDecoder(replace(CONFIG, **sizes))
         return jax.eval_shape(model.init, jax.random.key(0), *ids_of(model))["params"]
 
-    message = r"blocks_0/\S+ is float32\[.*22.* in member 1 and float32\[.*23.* in member 4"
+    message = r"blocks_0/\S+ is float32\[.*13.* in member 1 and float32\[.*23.* in member 4"
     with pytest.raises(ConfigError, match=message):
         stack_members([*members, shapes(d_ff=23)])
     with pytest.raises(ConfigError, match=r"blocks_1/\S+ is absent in member 1"):

@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import EmbeddingOptions, NormOptions, TransformerConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.inspection import Patched
@@ -21,6 +20,7 @@ from jaxformer.text.tokenizers import (
     train_characters,
     train_words,
 )
+from tests.configs import small
 
 SENTENCES = [
     "the bank lends money",
@@ -28,16 +28,15 @@ SENTENCES = [
     "money",
     "the river lends the boat money the bank leaves",
 ]
-CONFIG = TransformerConfig(
+CONFIG = small(
     vocab_size=19,
     d_model=14,
-    d_ff=22,
     num_heads=2,
     num_encoder_layers=1,
     num_decoder_layers=1,
     max_len=23,
-    norm=NormOptions(placement="pre"),
-    embeddings=EmbeddingOptions(tied="output"),
+    norm__placement="pre",
+    embeddings__tied="output",
 )
 
 

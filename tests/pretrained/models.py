@@ -21,6 +21,7 @@ from jaxformer.config import (
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.text.tokenizers import Tokenizer
+from tests.configs import changed
 
 TOKENS = np.array([[1, 5, 7, 2, 22], [3, 9, 4, 0, 0]])
 
@@ -116,8 +117,7 @@ GEMMA3 = with_fields(
 
 
 def decoder(config, **changes):
-    """A decoder; the names of the fields in `changes` have two _ for a dot."""
-    return DecoderOnly(with_fields(config, {k.replace("__", "."): v for k, v in changes.items()}))
+    return DecoderOnly(changed(config, **changes))
 
 
 # Heads of 4 and a width of 16: the square roots that T5's table holds are powers of two.

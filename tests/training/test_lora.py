@@ -30,18 +30,11 @@ from jaxformer.training.losses import causal_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state, make_train_step
+from tests.configs import small
 from tests.two_processes import finished, start
 
 RANK = 3
-SMALL = jf.TransformerConfig(
-    vocab_size=11,
-    d_model=6,
-    d_ff=10,
-    num_heads=2,
-    num_decoder_layers=1,
-    norm=jf.NormOptions(placement="pre"),
-    max_len=13,
-)
+SMALL = small(d_ff=14, num_heads=2, num_decoder_layers=1, norm__placement="pre")
 RATES = OptimizerConfig(
     "constant", learning_rate=0.1, warmup_steps=1, weight_decay=0.1, grad_clip_norm=1.0
 )

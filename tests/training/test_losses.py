@@ -26,19 +26,16 @@ from jaxformer.training.losses import (
     masked_and_next_sentence_loss,
     seq2seq_loss,
 )
+from tests.configs import small
 from tests.hlo import count_arrays
 
 PAD = 0
-SMALL = jf.TransformerConfig(
-    vocab_size=11,
-    d_model=6,
-    d_ff=13,
-    num_heads=2,
+SMALL = small(
     num_encoder_layers=1,
     num_decoder_layers=1,
     dropout_rate=0.2,
-    attention=jf.AttentionOptions(dropout_rate=0.1),
-    feed_forward=jf.FeedForwardOptions(dropout_rate=0.3),
+    attention__dropout_rate=0.1,
+    feed_forward__dropout_rate=0.3,
 )
 
 close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)

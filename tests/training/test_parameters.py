@@ -7,23 +7,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.config import Learned, NormOptions, TransformerConfig
+from jaxformer.config import Learned
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten, freeze_gradient, map_with_path
+from tests.configs import small
 
-SMALL = TransformerConfig(
-    vocab_size=11,
-    d_model=6,
-    d_ff=10,
-    num_heads=2,
-    num_encoder_layers=1,
-    num_decoder_layers=1,
-    norm=NormOptions(placement="pre"),
-    positions=Learned(),
-    max_len=7,
+SMALL = small(
+    num_encoder_layers=1, num_decoder_layers=1, norm__placement="pre", positions=Learned()
 )
 FROZEN = "^encoder/|embedding"
 BASE = OptimizerConfig("constant", learning_rate=0.1, warmup_steps=1, weight_decay=0.1)
