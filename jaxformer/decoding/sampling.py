@@ -234,8 +234,8 @@ def _draw(
     """A token of each text: argmax of logits and Gumbel noise, among the tokens that are kept.
 
     All limits of `values` hold. `top_p` refers to the probabilities, at the temperature, among the
-    `top_k` most likely tokens (Holtzman et al. 2020), `min_p` to that of the most likely one
-    (Nguyen et al. 2024). At least one token is kept; of equally likely tokens those with the lower
+    `top_k` most likely tokens (Holtzman et al. 2020), `min_p`, which follows it, to that of the most
+    likely one (Nguyen et al. 2024). At least one token is kept; of equally likely tokens those with the lower
     ids are.
 
     The noise of a token depends on its id and the text's `words` alone, so that it does not matter
@@ -250,12 +250,14 @@ def _draw(
     def scaled() -> Float[Array, "B V"]:
         # Relative to the largest logit, so that a very low temperature makes no infinity.
         relative = logits - logits.max(axis=1, keepdims=True)
-        relative = relative / jnp.where(is_greedy, 1, temperature)
+        return relative / jnp.where(is_greedy, 1, temperature)
+
+    def likely(relative: Float[Array, "B K"]) -> Float[Array, "B K"]:
         return jnp.where(relative >= jnp.log(min_p), relative, -jnp.inf)
 
     def from_all() -> Int[Array, " B"]:
         tokens = jnp.arange(size)[None]
-        return jnp.argmax(scaled() + _gumbel(words, tokens), axis=1).astype(jnp.int32)
+        return jnp.argmax(likely(scaled()) + _gumbel(words, tokens), axis=1).astype(jnp.int32)
 
     def from_best(count: int) -> Int[Array, " B"]:
         ranked, tokens = top_k(scaled(), count)
@@ -263,7 +265,7 @@ def _draw(
         ranked = jnp.where((top_k_ == 0) | (ranks < top_k_), ranked, -jnp.inf)
         shares = jax.nn.softmax(ranked, axis=1)
         kept = (top_p == 1) | (jnp.cumsum(shares, axis=1) - shares < top_p)
-        ranked = jnp.where(kept, ranked, -jnp.inf)
+        ranked = jnp.where(kept, likely(ranked), -jnp.inf)
         best = jnp.argmax(ranked + _gumbel(words, tokens), axis=1, keepdims=True)
         return jnp.take_along_axis(tokens, best, axis=1)[:, 0].astype(jnp.int32)
 

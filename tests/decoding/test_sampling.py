@@ -82,6 +82,8 @@ def chi_square(counts, probabilities):
         (drawing(1.0, top_k=4, top_p=0.70), [1, 3]),
         (drawing(1.0, top_p=0.70), [1, 3, 4]),
         (drawing(1.0, top_k=4, top_p=0.999, min_p=0.4), [1, 3, 4]),
+        # min_p comes after top_p, as in transformers: before 4 stands 0.60, not 0.60 / 0.75.
+        (drawing(1.0, top_p=0.79, min_p=0.49), [1, 3, 4]),
         (drawing(1.0, top_p=1e-9), [1]),
     ],
 )
