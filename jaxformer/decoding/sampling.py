@@ -234,9 +234,9 @@ def _draw(
     """A token of each text: argmax of logits and Gumbel noise, among the tokens that are kept.
 
     All limits of `values` hold. `top_p` refers to the probabilities, at the temperature, among the
-    `top_k` most likely tokens (Holtzman et al. 2020), `min_p`, which follows it, to that of the most
-    likely one (Nguyen et al. 2024). At least one token is kept; of equally likely tokens those with the lower
-    ids are.
+    `top_k` most likely tokens (Holtzman et al. 2020). `min_p` comes last and refers to that of the
+    most likely token (Nguyen et al. 2024). At least one token is kept; of equally likely tokens
+    those with the lower ids are.
 
     The noise of a token depends on its id and the text's `words` alone, so that it does not matter
     which of the ways below a batch takes.
