@@ -9,46 +9,25 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.config import (
-    AttentionOptions,
-    EmbeddingOptions,
-    FeedForwardOptions,
-    NormOptions,
-    OutputOptions,
-    Rotary,
-    TransformerConfig,
-)
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.layers import LMHead
-from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.dense import Dense, QuantizedMatrix
-from tests.pretrained.models import MODELS, inputs_of
+from tests.configs import small
+from tests.pretrained.models import LLAMA, MODELS, inputs_of
 
 pytestmark = pytest.mark.long
 
-TRANSLATOR = TransformerConfig(
+TRANSLATOR = small(
     vocab_size=29,
     d_model=26,
     d_ff=62,
     num_heads=2,
     num_encoder_layers=1,
     num_decoder_layers=1,
-    max_len=37,
-    output=OutputOptions(bias=True),
+    output__bias=True,
 )
-GPT = replace(
-    TRANSLATOR,
-    num_encoder_layers=0,
-    num_heads=4,
-    attention=AttentionOptions(num_kv_heads=2),
-    feed_forward=FeedForwardOptions("silu", gated=True),
-    norm=NormOptions("rms", placement="pre"),
-    output=OutputOptions(bias=False),
-    embeddings=EmbeddingOptions(tied="none"),
-    positions=Rotary(),
-    head_dim=6,
-    use_bias=False,
-)
+GPT = replace(LLAMA, d_model=26, d_ff=62, vocab_size=29, num_decoder_layers=1)
 IDS = np.random.default_rng(3).integers(4, 29, (3, 11), np.int32)
 
 
@@ -89,17 +68,13 @@ def build(random_params, config):
     return model, random_params(model, IDS), (IDS,)
 
 
-FAMILIES = {
-    name: model
-    for name, (_, model) in MODELS.items()
-    if isinstance(model, DecodingModel) and ("," not in name or name == "marian, two vocabularies")
-}
+FAMILIES = ("gpt2", "llama", "gemma2", "gpt_neox", "t5", "marian, two vocabularies")
 _UNOPTIMIZED = {"xla_backend_optimization_level": 0}
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_weights_that_8_bits_hold_give_each_family_the_logits_of_floats(random_params, name):
-    model = FAMILIES[name]
+    _, model = MODELS[name]
     ids = inputs_of(model)[::-1]
     params = representable(model, random_params(model, *ids))
 
