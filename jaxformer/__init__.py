@@ -18,8 +18,8 @@ _NAMES = {
     "config": """
         BERT_BASE GPT2 LLAMA3_8B TRANSFORMER_BASE TRANSFORMER_BIG Alibi AttentionOptions
         EmbeddingOptions FeedForwardOptions Learned Llama3 NoPositions
-        NormOptions OutputOptions PositionScheme Relative Rotary Sinusoidal TokenPositions
-        TransformerConfig Yarn positional_encoding""",
+        NormOptions OutputOptions PositionScheme Relative Rotary Sinusoidal TransformerConfig
+        Yarn positional_encoding""",
     "decoding": """
         CompletionOptions SamplingConfig SearchConfig TranslationOptions beam_search sample""",
     "distributed": "replicated sharded single",

@@ -27,12 +27,12 @@ from jaxformer.config import (
     NormOptions,
     TransformerConfig,
 )
-from jaxformer.config.positions import PositionScheme, Rotation, TokenPositions
+from jaxformer.config.positions import PositionScheme, Rotation
 from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.cache import KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, FeedForward, Norm
+from jaxformer.nn.cache import LayerCache
+from jaxformer.nn.layers import FeedForward, Norm, dropout
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
@@ -83,9 +83,9 @@ class DistanceBias(PositionScheme):
         """The bias of each head and distance."""
         return {"table": (nn.initializers.zeros, (num_heads, self.max_distance + 1))}
 
-    def bias(self, at: TokenPositions, params: Any) -> jax.Array:
+    def bias(self, distances: jax.Array, num_heads: int, causal: bool, params: Any) -> jax.Array:
         """The bias [_, N, T, S] of the distances between queries and keys, of all texts or each."""
-        distance = jnp.minimum(jnp.abs(at.distances()), self.max_distance)
+        distance = jnp.minimum(jnp.abs(distances), self.max_distance)
         distance = distance.reshape(-1, *distance.shape[-2:])
         return jnp.swapaxes(jnp.take(params["table"], distance, axis=1), 0, 1)
 
@@ -102,7 +102,6 @@ class ParallelBlock(nn.Module):
         self.norm = Norm()
         self.attention = MultiHeadAttention(self.num_heads, attention_fn=self.attention_fn)
         self.feed_forward = FeedForward(self.d_ff)
-        self.dropout = Dropout(self.dropout_rate, "output")
 
     def __call__(
         self,
@@ -111,20 +110,21 @@ class ParallelBlock(nn.Module):
         *,
         rotation: Rotation | None = None,
         bias: jax.Array | None = None,
-        encoder_kv: KeyValue | None = None,
+        encoder_kv: tuple[jax.Array, jax.Array] | None = None,
         encoder_mask: AttentionMask | None = None,
         layer_cache: LayerCache | None = None,
         dropout_rng: DropoutRng | None = None,
     ) -> tuple[jax.Array, LayerCache | None]:
         """As `Block`, without cross-attention."""
         h = self.norm(x)
-        kv = self.attention.keys_values(h, rotation)
+        keys, values = self.attention.keys_values(h, rotation)
         if layer_cache is not None:
-            layer_cache = layer_cache.write(kv, mask.offset)
-            kv = layer_cache.read()
+            layer_cache = layer_cache.write(keys, values, mask.offset)
+            keys, values = layer_cache.read()
+        kv = keys, values
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
-        return x + self.dropout(y, dropout_rng), layer_cache
+        return x + dropout(self, "output", y, self.dropout_rate, dropout_rng), layer_cache
 
 
 def parallel_block(

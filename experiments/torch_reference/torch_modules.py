@@ -4,12 +4,13 @@
 """
 
 import re
+from collections.abc import Callable
 
 import jax
 from flax import linen as nn
 
 from jaxformer.config import TransformerConfig
-from jaxformer.nn.blocks import Block, MakeBlock
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.layers import Norm
 from jaxformer.nn.stack import make_stack
 from jaxformer.ops.masks import AttentionMask
@@ -26,7 +27,7 @@ class Transformer(nn.Module):
     """
 
     config: TransformerConfig
-    block: MakeBlock = Block
+    block: Callable[..., nn.Module] = Block
 
     def setup(self):
         config, block = self.config, self.block

@@ -35,7 +35,6 @@ from jaxformer.config.positions import (
     Rotary,
     Rotation,
     Sinusoidal,
-    TokenPositions,
     positional_encoding,
     rotate,
 )
@@ -87,7 +86,6 @@ __all__ = [
     "Rotation",
     "Seed",
     "Sinusoidal",
-    "TokenPositions",
     "TransformerConfig",
     "Yarn",
     "check_trusted",

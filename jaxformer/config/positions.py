@@ -76,31 +76,6 @@ def rotate(x: Float[Array, "B T N H"], rotation: Rotation) -> Float[Array, "B T 
     return rotated if size == x.shape[-1] else jnp.concatenate([rotated, x[..., size:]], axis=-1)
 
 
-class TokenPositions(NamedTuple):
-    """Positions of T queries and S keys, for a position scheme.
-
-    >>> at = jf.TokenPositions(positions=jnp.arange(3), key_index=jnp.arange(3), num_keys=3)
-    >>> at.distances()[2]
-    Array([2, 1, 0], dtype=int32)
-    """
-
-    positions: PositionArray
-    """The position of each token in its text, below `max_len` or, by default, S."""
-    key_index: Num[Array, " T"] | Num[Array, "B T"]
-    """The index of each token among the S keys, the same in all texts or of each."""
-    num_keys: int
-    """S."""
-    num_heads: int = 1
-    causal: bool = False
-    """Keys after the query are masked."""
-    max_len: int | None = None
-
-    def distances(self) -> Num[Array, "*B T S"]:
-        """The index of each query minus that of each key."""
-        keys = jnp.arange(self.num_keys)
-        return self.key_index[..., None] - keys.reshape((1,) * self.key_index.ndim + (-1,))
-
-
 @dataclass(frozen=True)
 class PositionScheme(Checked):
     """The base of all schemes; it gives no positions.
@@ -110,8 +85,8 @@ class PositionScheme(Checked):
     parameters declares them in `params`, and gets them back in each call.
 
     >>> class Counted(jf.PositionScheme):
-    ...     def add(self, x, at, params):
-    ...         return x.at[..., 0].add(at.positions)
+    ...     def add(self, x, positions, length, params):
+    ...         return x.at[..., 0].add(positions)
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=Counted())
     """
 
@@ -125,9 +100,9 @@ class PositionScheme(Checked):
         return {}
 
     def add(
-        self, x: Float[Array, "B T D"], at: TokenPositions, params: Arrays
+        self, x: Float[Array, "B T D"], positions: PositionArray, length: int, params: Arrays
     ) -> Float[Array, "B T D"]:
-        """The stack's input, from `x` and the positions of its tokens."""
+        """The stack's input, from `x` and the positions of its tokens, all below `length`."""
         return x
 
     def rotation(self, positions: PositionArray, head_dim: int) -> Rotation | None:
@@ -138,8 +113,14 @@ class PositionScheme(Checked):
         """The scheme whose rotation the blocks with a window take: this one."""
         return self
 
-    def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"] | None:
-        """The bias of all attention logits, [1, N, T, S] or one of each text; None adds nothing."""
+    def bias(
+        self, distances: Int[Array, "*B T S"], num_heads: int, causal: bool, params: Arrays
+    ) -> Float[Array, "_ N T S"] | None:
+        """The bias of all attention logits, [1, N, T, S] or one of each text; None adds nothing.
+
+        `distances` are from each key to each query, negative where the key is later; in `causal`
+        attention such keys are masked.
+        """
         return None
 
 
@@ -175,12 +156,12 @@ class Sinusoidal(PositionScheme):
             )
 
     def add(
-        self, x: Float[Array, "B T D"], at: TokenPositions, params: Arrays
+        self, x: Float[Array, "B T D"], positions: PositionArray, length: int, params: Arrays
     ) -> Float[Array, "B T D"]:
         """`x` plus the rows of its positions."""
-        rows = self.offset + (at.max_len or at.num_keys)
+        rows = self.offset + length
         table = positional_encoding(rows, x.shape[-1], self.layout, endpoint=self.endpoint)
-        return _add_rows(x, jnp.asarray(table[self.offset :]), at.positions)
+        return _add_rows(x, jnp.asarray(table[self.offset :]), positions)
 
 
 @dataclass(frozen=True)
@@ -197,16 +178,16 @@ class Learned(PositionScheme):
         return {"table": (jax.nn.initializers.normal(0.02), (max_len, d_model))}
 
     def add(
-        self, x: Float[Array, "B T D"], at: TokenPositions, params: Arrays
+        self, x: Float[Array, "B T D"], positions: PositionArray, length: int, params: Arrays
     ) -> Float[Array, "B T D"]:
         """`x` plus the rows of its positions; `ValueError` where the table ends too early."""
         table = params["table"]
-        if at.num_keys > len(table):
+        if length > len(table):
             raise ValueError(
-                f"a sequence of {at.num_keys} tokens was given, but the learned positions end at "
+                f"a sequence of {length} tokens was given, but the learned positions end at "
                 f"max_len={len(table)}: shorten it"
             )
-        return _add_rows(x, table, at.positions)
+        return _add_rows(x, table, positions)
 
 
 @dataclass(frozen=True)
@@ -268,11 +249,13 @@ class Alibi(PositionScheme):
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=jf.Alibi())
     """
 
-    def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"]:
-        """-slope * |query position - key position|."""
-        distance = jnp.abs(at.distances()).astype(jnp.float32)
+    def bias(
+        self, distances: Int[Array, "*B T S"], num_heads: int, causal: bool, params: Arrays
+    ) -> Float[Array, "_ N T S"]:
+        """-slope * |distance|."""
+        distance = jnp.abs(distances).astype(jnp.float32)
         distance = distance.reshape(-1, 1, *distance.shape[-2:])
-        return -jnp.asarray(alibi_slopes(at.num_heads))[None, :, None, None] * distance
+        return -jnp.asarray(alibi_slopes(num_heads))[None, :, None, None] * distance
 
 
 @dataclass(frozen=True)
@@ -301,11 +284,12 @@ class Relative(PositionScheme):
         """The number of each bucket and head."""
         return {"relative_bias": (table_init, (self.buckets, num_heads))}
 
-    def bias(self, at: TokenPositions, params: Arrays) -> Float[Array, "_ N T S"]:
+    def bias(
+        self, distances: Int[Array, "*B T S"], num_heads: int, causal: bool, params: Arrays
+    ) -> Float[Array, "_ N T S"]:
         """The numbers of the buckets of the distances."""
-        distances = at.distances()
         distances = distances.reshape(-1, *distances.shape[-2:])
-        bucket = relative_buckets(distances, self.buckets, self.max_distance, at.causal)
+        bucket = relative_buckets(distances, self.buckets, self.max_distance, causal)
         return jnp.moveaxis(jnp.take(params["relative_bias"], bucket, axis=0), -1, 1)
 
 

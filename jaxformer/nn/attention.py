@@ -12,22 +12,16 @@ from jaxtyping import Array, Float
 
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
-from jaxformer.nn.cache import KeyValue, fold_beams
-from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
+from jaxformer.nn.cache import fold_beams
+from jaxformer.nn.layers import Initializer, Norm, dropout_mask, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask, check_mask
 from jaxformer.ops.partitioning import divide_heads, gather_heads
 
-
-def check_axes(name: str, x: Any, axes: str) -> None:
-    """Raises `ValueError` for an array `x` with another number of axes than `axes`, as in "B T"."""
-    if jnp.ndim(x) != len(axes.split()):
-        raise ValueError(
-            f"{name} has the shape {jnp.shape(x)}, but must be [{', '.join(axes.split())}]: one "
-            "example alone is a batch of one, as in x[None]"
-        )
+TAPS = {"query": "queries", "key": "keys", "value": "values"}
+"""The name under which the result of each projection is recorded."""
 
 
 class MultiHeadAttention(nn.Module):
@@ -86,7 +80,6 @@ class MultiHeadAttention(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
-        self.dropout: Dropout = Dropout(self.dropout_rate, "weights")
         if self.query_key_norm:
             self.query_norm: nn.Module = self.make_norm()
             self.key_norm: nn.Module = self.make_norm()
@@ -94,7 +87,7 @@ class MultiHeadAttention(nn.Module):
     def __call__(
         self,
         x: Float[Array, "R T D"],
-        kv: KeyValue | Float[Array, "B S E"] | None = None,
+        kv: tuple[Array, Array] | Float[Array, "B S E"] | None = None,
         mask: AttentionMask | None = None,
         *,
         rotation: Rotation | None = None,
@@ -103,63 +96,80 @@ class MultiHeadAttention(nn.Module):
     ) -> Float[Array, "R T D"]:
         """The output of attention from the tokens of `x` to `kv` [B, S, ...].
 
-        `kv` are vectors of any width, or their keys and values; it defaults to `x`
-        (self-attention), `mask` to one that allows everything. The queries are rotated by
-        `rotation`, and `bias` is added to the scaled logits.
+        `kv` are vectors of any width, or the pair of their keys and values (`keys_values`); it
+        defaults to `x` (self-attention), `mask` to one that allows everything. The queries are
+        rotated by `rotation`, and `bias` is added to the scaled logits.
         """
-        q = self.project("query", x, self.num_heads, rotation=rotation)
         if kv is None:
-            kv = self.keys_values(x, rotation)
-        elif not isinstance(kv, tuple):
-            kv = self.keys_values(kv, size=q.shape[-1])
+            q, k, v = self.project(x, ("query", "key", "value"), rotation=rotation)
+        else:
+            (q,) = self.project(x, ("query",), rotation=rotation)
+            k, v = kv if isinstance(kv, tuple) else self.keys_values(kv, size=q.shape[-1])
         mask = AttentionMask() if mask is None else mask
-        heads = self.attend(tap(self, "queries", q), *kv, mask, bias, dropout_rng)
-        return tap(self, "output", self.project("out", tap(self, "heads", heads), x.shape[-1]))
+        heads = self.attend(q, k, v, mask, bias, dropout_rng)
+        (out,) = self.project(tap(self, "heads", heads), width=x.shape[-1])
+        return tap(self, "output", out)
 
     def keys_values(
         self, x: Float[Array, "B S E"], rotation: Rotation | None = None, size: int | None = None
-    ) -> KeyValue:
-        """Keys [B, S, K, H], rotated by `rotation`, and values [B, S, K, Hv] of `x`.
+    ) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"]]:
+        """The keys of `x`, rotated by `rotation`, and its values.
 
         `size` is H; None: E / N where the module has no `head_dim`.
         """
-        heads = self.num_kv_heads or self.num_heads
-        k = self.project("key", x, heads, size, rotation)
-        v = self.project("value", x, heads, self.value_head_dim or k.shape[-1])
-        return KeyValue(tap(self, "keys", k), tap(self, "values", v))
+        k, v = self.project(x, ("key", "value"), size, rotation)
+        return k, v
 
     @nn.compact
     def project(
         self,
-        name: str,
         x: Float[Array, "..."],
-        count: int,
+        names: tuple[str, ...] = (),
         size: int | None = None,
         rotation: Rotation | None = None,
-    ) -> Float[Array, "..."]:
-        """The projection `name` of `x` to `count` heads; "out" maps all heads to `count` numbers.
+        width: int | None = None,
+    ) -> list[Float[Array, "..."]]:
+        """The projections `names` of `x`: "query", "key" and "value" to heads of `size` numbers.
 
-        Queries and keys are normalised, if asked, and rotated by `rotation`.
+        Queries and keys are normalised, if asked, and rotated by `rotation`. With `width` it is the
+        projection "out", of all heads in `x` to `width` numbers.
         """
         options: dict[str, Any] = {"kernel_init": self.kernel_init, "dtype": self.dtype}
-        if name == "out":
+        if width is not None:
             options |= {"kernel_init": self.out_init or self.kernel_init}
-            return Dense(count, 2, self.use_bias, **options, name=name)(x)
-        check_axes("x", x, "B T D")
+            return [Dense(width, 2, self.use_bias, **options, name="out")(x)]
+        if x.ndim != 3:
+            raise ValueError(
+                f"x has the shape {x.shape}, but must be [B, T, D]: one example alone is a batch "
+                "of one, as in x[None]"
+            )
         size = size or self.head_dim
         if size is None and x.shape[-1] % self.num_heads:
             raise ConfigError(
                 f"vectors of {x.shape[-1]} numbers are not divisible by num_heads="
                 f"{self.num_heads}: choose a divisor, or give head_dim"
             )
+        size = size or x.shape[-1] // self.num_heads
+        kv_heads = self.num_kv_heads or self.num_heads
+        shapes = {
+            "query": (self.num_heads, size),
+            "key": (kv_heads, size),
+            "value": (kv_heads, self.value_head_dim or size),
+        }
         has_bias = self.use_bias if self.qkv_bias is None else self.qkv_bias
-        features = count, size or x.shape[-1] // self.num_heads
-        out = Dense(features, 1, has_bias, **options, name=name)(x)
-        if self.query_key_norm and name != "value":
-            norm = self.query_norm if name == "query" else self.key_norm
-            rows = out.reshape(*out.shape[:-2], -1) if self.norm_over_heads else out
-            out = norm(rows).reshape(out.shape)
-        return out if rotation is None else rotate(out, rotation)
+        outputs = {}
+        for name in names:
+            out = Dense(shapes[name], 1, has_bias, **options, name=name)(x)
+            if self.query_key_norm and name != "value":
+                norm = self.query_norm if name == "query" else self.key_norm
+                rows = out.reshape(*out.shape[:-2], -1) if self.norm_over_heads else out
+                out = norm(rows).reshape(out.shape)
+            if rotation is not None and name != "value":
+                out = rotate(out, rotation)
+            outputs[name] = out
+        for name, out in outputs.items():
+            outputs[name] = tap(self, TAPS[name], out)
+        return list(outputs.values())
 
     def attend(
         self,
@@ -175,7 +185,9 @@ class MultiHeadAttention(nn.Module):
         options |= {} if self.softcap is None else {"softcap": self.softcap}
         if self.attention_fn is reference:  # no other function keeps the weights
             options["on_weights"] = partial(tap, self, "weights")
-        dropout = self.dropout.at(dropout_rng, len(q)) if self.dropout_rate else None
+        rate, dropout = self.dropout_rate, None
+        if rate:
+            dropout = dropout_mask(self, "weights", len(q), rate, dropout_rng)
         beams = len(q) // max(len(k), 1)  # their queries are further ones of a sentence
         check_mask(mask, (len(k), beams * q.shape[1], k.shape[1]))
         attention_fn = self.attention_fn

@@ -5,7 +5,6 @@ The parameters of blocks stand apart, or stacked for one loop over them.
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +18,8 @@ from jaxformer.config.positions import Rotation
 from jaxformer.config.transformer import AttentionOptions, FeedForwardOptions, NormOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.cache import KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm, tap
+from jaxformer.nn.cache import LayerCache
+from jaxformer.nn.layers import FeedForward, Initializer, Norm, dropout, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
 from jaxformer.ops.dropout import DropoutRng
@@ -106,7 +105,6 @@ class Block(nn.Module):
             setattr(self, f"{part}_norm", make_norm())
             if norm.placement == "sandwich":
                 setattr(self, f"{part}_post_norm", make_norm())
-            setattr(self, f"{part}_dropout", Dropout(self.dropout_rate, f"{part}_norm"))
 
     def __call__(
         self,
@@ -115,7 +113,7 @@ class Block(nn.Module):
         *,
         rotation: Rotation | None = None,
         bias: Float[Array, "_ N Q S"] | None = None,
-        encoder_kv: KeyValue | Float[Array, "B S E"] | None = None,
+        encoder_kv: tuple[Array, Array] | Float[Array, "B S E"] | None = None,
         encoder_mask: AttentionMask | None = None,
         layer_cache: LayerCache | None = None,
         dropout_rng: DropoutRng | None = None,
@@ -139,8 +137,8 @@ class Block(nn.Module):
         h = self.sublayer_input("attention", x)
         kv = None  # those of `h`
         if layer_cache is not None:
-            new = self.attention.keys_values(h, rotation)
-            layer_cache = layer_cache.write(new, mask.offset)
+            keys, values = self.attention.keys_values(h, rotation)
+            layer_cache = layer_cache.write(keys, values, mask.offset)
             kv = layer_cache.read()
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         x = self.add_residual("attention", x, y, dropout_rng)
@@ -170,26 +168,19 @@ class Block(nn.Module):
         if self.norm_options.placement == "output":
             y = getattr(self, f"{part}_norm")(y)
         if self.dropout_rate:
-            y = getattr(self, f"{part}_dropout")(y, dropout_rng)
+            y = dropout(self, f"{part}_norm", y, self.dropout_rate, dropout_rng)
         x = x + y
         x = getattr(self, f"{part}_norm")(x) if self.norm_options.placement == "post" else x
         return tap(self, f"after_{part}", x)
 
 
-MakeBlock = Callable[..., nn.Module]
-"""block(**fields) -> a module that is called as `Block` is, from the fields of `Block`."""
-
-
-@dataclass(frozen=True)
-class Remat:
-    """`Block` whose backward pass recomputes what `policy` does not save; None saves nothing."""
-
-    policy: Callable[..., bool] | None = None
-
-    def __call__(self, *, in_scan: bool = False, **fields: Any) -> nn.Module:
-        """The block."""
-        # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
-        return nn.remat(Block, policy=self.policy, prevent_cse=not in_scan)(**fields)
+def _remat(
+    policy: Callable[..., bool] | None, *, layer: int | None = None, **fields: Any
+) -> nn.Module:
+    """A `Block` that recomputes what `policy` does not save; None saves nothing."""
+    # In a loop XLA cannot merge the two computations, so nothing has to prevent it.
+    in_scan = layer is None
+    return nn.remat(Block, policy=policy, prevent_cse=not in_scan)(layer=layer, **fields)
 
 
 def _recompute_attention(*, attention_fn: AttentionFn, **fields: Any) -> nn.Module:
@@ -216,12 +207,14 @@ def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
     return len(batch) <= 1
 
 
-REMAT: dict[str, MakeBlock] = {
+REMAT: dict[str, Callable[..., nn.Module]] = {
     "none": Block,
     "attention": _recompute_attention,
-    "matmuls": Remat(_is_matmul_with_weights),
-    "all_but_attention": Remat(jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)),
-    "blocks": Remat(),
+    "matmuls": partial(_remat, _is_matmul_with_weights),
+    "all_but_attention": partial(
+        _remat, jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)
+    ),
+    "blocks": partial(_remat, None),
 }
 """Blocks by what the backward pass recomputes (Chen et al. 2016); the gradient is the same.
 

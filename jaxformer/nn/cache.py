@@ -8,7 +8,7 @@ beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by b
 import json
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.export
@@ -20,13 +20,6 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Learned, TransformerConfig
 from jaxformer.ops.masks import AnyArray, AttentionMask
-
-
-class KeyValue(NamedTuple):
-    """Keys [B, S, K, H] and values [B, S, K, Hv] of S tokens."""
-
-    key: jax.Array
-    value: jax.Array
 
 
 class LayerCache(struct.PyTreeNode):
@@ -44,9 +37,11 @@ class LayerCache(struct.PyTreeNode):
     slots: int = struct.field(pytree_node=False, default=1)
 
     @classmethod
-    def create(cls, kv: KeyValue, slots: int = 1) -> "LayerCache":
-        """`kv` in the layout of a cache."""
-        key, value = kv.key.transpose(0, 2, 3, 1), kv.value.swapaxes(1, 2)
+    def create(
+        cls, keys: Float[Array, "B S K H"], values: Float[Array, "B S K Hv"], slots: int = 1
+    ) -> "LayerCache":
+        """Keys and values in the layout of a cache."""
+        key, value = keys.transpose(0, 2, 3, 1), values.swapaxes(1, 2)
         ones = tuple(axis for axis in (0, 1) if key.shape[axis] == 1)
         return cls(key.squeeze(ones), value.squeeze(ones), (key.shape[0], key.shape[1]), slots)
 
@@ -55,15 +50,18 @@ class LayerCache(struct.PyTreeNode):
         """L, the number of tokens of each beam that fit."""
         return self.key.shape[-1] // self.slots
 
-    def read(self) -> KeyValue:
+    def read(self) -> tuple[Float[Array, "B S K H"], Float[Array, "B S K Hv"]]:
         """All keys and values, to attend to."""
         key, value = (x.reshape(*self.groups, *x.shape[-2:]) for x in (self.key, self.value))
-        return KeyValue(key.transpose(0, 3, 1, 2), value.swapaxes(1, 2))
+        return key.transpose(0, 3, 1, 2), value.swapaxes(1, 2)
 
     def write(
-        self, new: KeyValue, position: Int[Array, " B"] | Int[Array, ""] | int
+        self,
+        keys: Float[Array, "R T K H"],
+        values: Float[Array, "R T K Hv"],
+        position: Int[Array, " B"] | Int[Array, ""] | int,
     ) -> "LayerCache":
-        """The cache with the keys [B*W, T, K, H] and values of `new` from `position` on.
+        """The cache with the `keys` and `values` of T tokens of R = B*W beams from `position` on.
 
         `position` is that of all sentences, or of each.
         """
@@ -74,7 +72,7 @@ class LayerCache(struct.PyTreeNode):
             x = _pad(x, 2, self.slots)
             return x.reshape(x.shape[0], -1, *x.shape[3:])
 
-        stored = LayerCache.create(KeyValue(to_slots(new.key), to_slots(new.value)))
+        stored = LayerCache.create(to_slots(keys), to_slots(values))
         start: Any = position * self.slots
         update = jax.lax.dynamic_update_slice_in_dim
         write_key, write_value = partial(update, axis=-1), partial(update, axis=-2)
@@ -267,8 +265,8 @@ def init_cache(
         )
     shape = batch_size, max_length * num_beams, config.kv_heads
     sizes = config.key_size, config.value_size
-    zeros = KeyValue(*(jnp.zeros((*shape, size), config.dtype) for size in sizes))
-    layer, count = LayerCache.create(zeros, num_beams), config.num_decoder_layers
+    keys, values = (jnp.zeros((*shape, size), config.dtype) for size in sizes)
+    layer, count = LayerCache.create(keys, values, num_beams), config.num_decoder_layers
     if config.scan_layers:
         layers = (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)
     else:

@@ -4,7 +4,7 @@ Arguments that are masks are True where attention is allowed. `dropout_rng` None
 In place of ids [B, T] all models take vectors [B, T, D], in the size that `embedding(ids)` has.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block, MakeBlock
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
 from jaxformer.nn.layers import Embedding, LMHead, tap
 from jaxformer.nn.stack import Stack, initializers, make_stack
@@ -33,8 +33,8 @@ def make_embedding(
     config: TransformerConfig, vocab_size: int, zero_id: int | None = None
 ) -> Embedding:
     """A table of `vocab_size` vectors of the model of `config`."""
-    scale, init = config.embeddings.scale, initializers(config).table
-    return Embedding(vocab_size, config.d_model, scale, zero_id, init, config.dtype)
+    scale, (_, table_init) = config.embeddings.scale, initializers(config)
+    return Embedding(vocab_size, config.d_model, scale, zero_id, table_init, config.dtype)
 
 
 class Model(nn.Module):
@@ -42,7 +42,8 @@ class Model(nn.Module):
 
     config: TransformerConfig
     attention_fn: AttentionFn = reference
-    block: MakeBlock = Block
+    block: Callable[..., nn.Module] = Block
+    """block(**fields) makes each block, which is called as `Block` is, from the fields of that."""
 
 
 class DecodingModel(Model):
@@ -59,9 +60,9 @@ class DecodingModel(Model):
             )
         zero_id = config.embeddings.zero_id
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
-        output = config.output
+        output, (kernel_init, _) = config.output, initializers(config)
         self.output: LMHead = LMHead(
-            config.vocab_size, bool(output.bias), output.softcap, initializers(config).dense
+            config.vocab_size, bool(output.bias), output.softcap, kernel_init
         )
         self.decoder: Stack = make_stack(
             config, config.num_decoder_layers, self._cross, self.attention_fn, self.block
@@ -176,7 +177,7 @@ class EncoderDecoder(DecodingModel):
         cache = init_cache(self.config, source.shape[0], num_beams, max_length)
         create = LayerCache.create
         keep = jax.vmap(create) if self.config.scan_layers else create
-        kept = tuple(map(keep, encoder_kv))
+        kept = tuple(keep(keys, values) for keys, values in encoder_kv)
         return cache.replace(encoder_kv=kept, padding_mask=as_padding_mask(padding_mask))
 
 
@@ -297,9 +298,8 @@ class EncoderOnly(Model):
             config, config.num_encoder_layers, False, self.attention_fn, self.block
         )
         if config.pooler != "none":
-            self.pooler: Dense = Dense(
-                config.d_model, dtype=config.dtype, kernel_init=initializers(config).dense
-            )
+            init, _ = initializers(config)
+            self.pooler: Dense = Dense(config.d_model, dtype=config.dtype, kernel_init=init)
 
     def __call__(
         self,

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,11 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import NoPositions, NormOptions, PositionScheme, TransformerConfig
-from jaxformer.config.positions import ParamSpecs, Rotation, TokenPositions
+from jaxformer.config.positions import ParamSpecs, Rotation
 from jaxformer.errors import ConfigError
-from jaxformer.nn.attention import check_axes
-from jaxformer.nn.blocks import STACKED, Block, MakeBlock, Remat
-from jaxformer.nn.cache import Cache, KeyValue, LayerCache
-from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
+from jaxformer.nn.blocks import STACKED, Block
+from jaxformer.nn.cache import Cache, LayerCache
+from jaxformer.nn.layers import Initializer, Norm, dropout, tap
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray, AttentionMask
@@ -28,27 +27,11 @@ _NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
 _NORMAL = nn.initializers.normal(0.02)
 
 
-class Initializers(NamedTuple):
-    """The initializers of the matrices of a model."""
-
-    dense: Initializer
-    """Of projections."""
-    residual: Initializer
-    """Of projections into the residual."""
-    table: Initializer
-    """Of tables with a row for each id or bucket."""
-
-
-def initializers(config: TransformerConfig) -> Initializers:
-    """The initializers that `config.initializer` names."""
+def initializers(config: TransformerConfig) -> tuple[Initializer, Initializer]:
+    """The initializer of matrices, and that of tables with a row for each id or bucket."""
     if config.initializer == "xavier":
-        xavier = nn.initializers.xavier_uniform()
-        return Initializers(xavier, xavier, nn.initializers.normal(config.d_model**-0.5))
-    residual = _NORMAL
-    if config.initializer == "scaled_normal":  # Radford et al. 2019, section 2.3
-        blocks = config.num_encoder_layers + config.num_decoder_layers
-        residual = nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
-    return Initializers(_NORMAL, residual, _NORMAL)
+        return nn.initializers.xavier_uniform(), nn.initializers.normal(config.d_model**-0.5)
+    return _NORMAL, _NORMAL
 
 
 def make_stack(
@@ -56,7 +39,7 @@ def make_stack(
     num_layers: int,
     cross: bool = False,
     attention_fn: AttentionFn = reference,
-    block: MakeBlock = Block,
+    block: Callable[..., nn.Module] = Block,
 ) -> "Stack":
     """The stack of `config`: the one function that turns a recipe into modules.
 
@@ -73,12 +56,14 @@ def make_stack(
             f"attention_fn={attention_fn!r} is not a function: give one of ATTENTION_FNS[...] with "
             f"{', '.join(map(repr, ATTENTION_FNS))}"
         )
-    init = initializers(config)
+    kernel_init, table_init = initializers(config)
+    out_init = kernel_init
+    if config.initializer == "scaled_normal":  # Radford et al. 2019, section 2.3
+        blocks = config.num_encoder_layers + config.num_decoder_layers
+        out_init = nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
     attention, window = config.attention, config.attention.window
     if window is not None:  # which is in the stack's mask
         attention = replace(attention, window=None, full_every=None)
-    if isinstance(block, Remat):
-        block = partial(block, in_scan=config.scan_layers)
     make_block = partial(
         block,
         num_heads=config.num_heads,
@@ -92,8 +77,8 @@ def make_stack(
         feed_forward_options=config.feed_forward,
         use_bias=config.use_bias,
         attention_fn=attention_fn,
-        kernel_init=init.dense,
-        out_init=init.residual,
+        kernel_init=kernel_init,
+        out_init=out_init,
         dtype=config.dtype,
     )
     return Stack(
@@ -103,7 +88,7 @@ def make_stack(
         head_dim=config.head_dim,
         scheme=config.positions,
         max_len=config.max_len,
-        table_init=init.table,
+        table_init=table_init,
         dropout_rate=config.dropout_rate,
         window=window,
         full_every=config.attention.full_every,
@@ -172,7 +157,7 @@ class Stack(nn.Module):
     """
 
     num_layers: int
-    make_block: MakeBlock
+    make_block: Callable[..., nn.Module]
     """make_block(layer=i) -> block i, called as `Block` is; None is that of a scan."""
     num_heads: int
     """N, for the positions, as the fields down to `table_init`."""
@@ -207,7 +192,6 @@ class Stack(nn.Module):
             self.stacked_blocks: nn.Module = self.make_block(layer=None)
         else:
             self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(count)]
-        self.dropout: Dropout = Dropout(self.dropout_rate, "input")
         if self.input_norm:
             self.embedding_norm: nn.Module = self.make_norm()
         if self.output_norm:
@@ -219,15 +203,20 @@ class Stack(nn.Module):
         mask: AttentionMask | Bool[AnyArray, "R T"] | None = None,
         *,
         positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None = None,
-        encoder_kv: tuple[KeyValue | LayerCache, ...] = (),
+        encoder_kv: tuple[tuple[Array, Array] | LayerCache, ...] = (),
         encoder_mask: AttentionMask | None = None,
         dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "R T D"]:
         """`x` after the stack; `mask` may be a padding mask, True at real tokens.
 
-        `positions` default to 0, 1, ... Raises `ValueError` for a dropout key in `rngs` without
-        `dropout_rng`.
+        `positions` default to 0, 1, ... Raises `ValueError` for an `x` of another shape, and for a
+        dropout key in `rngs` without `dropout_rng`.
         """
+        if x.ndim != 3:
+            raise ValueError(
+                f"x has the shape {x.shape}, but must be [B, T, D]: one example alone is a batch "
+                "of one, as in x[None]"
+            )
         if not isinstance(mask, AttentionMask):
             mask = AttentionMask(padding_mask=mask)
         return self.run(x, mask, None, positions, encoder_kv, encoder_mask, dropout_rng)[0]
@@ -251,34 +240,29 @@ class Stack(nn.Module):
         mask: AttentionMask,
         cache: Cache | None,
         positions: Any,
-        encoder_kv: tuple[KeyValue | LayerCache, ...],
+        encoder_kv: tuple[tuple[Array, Array] | LayerCache, ...],
         encoder_mask: AttentionMask | None,
         dropout_rng: DropoutRng | Array | None,
     ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
         """`x` after positions, blocks and norm, and the new layers of `cache`."""
-        check_axes("x", x, "B T D")
         length = x.shape[1] if cache is None else cache.max_length
-        queries = mask.query_positions(x.shape[1])
-        # Positions of the caller's may be any of the recipe's.
-        max_len = None if positions is None else max(length, self.max_len)
-        at = TokenPositions(
-            queries if positions is None else jnp.asarray(positions),
-            queries,
-            length,
-            self.num_heads,
-            mask.causal,
-            max_len,
-        )
+        index = jnp.add.outer(mask.offset, jnp.arange(x.shape[1]))  # of each token among the keys
+        distances = jnp.subtract.outer(index, jnp.arange(length))
+        if positions is None:
+            positions = index
+        else:  # the caller's may be any of the recipe's
+            positions, length = jnp.asarray(positions), max(length, self.max_len)
         scheme, heads = self.scheme, self.num_heads
         specs = scheme.params(x.shape[-1], heads, self.max_len, self.table_init)
         params = PositionParams(specs, name="positions")() if specs else {}
         head_dim = self.head_dim or x.shape[-1] // heads
-        rotation = scheme.rotation(at.positions, head_dim)
-        x, bias = scheme.add(x, at, params), scheme.bias(at, params)
+        rotation = scheme.rotation(positions, head_dim)
+        x = scheme.add(x, positions, length, params)
+        bias = scheme.bias(distances, heads, mask.causal, params)
         x = tap(self, "input", self.embedding_norm(x) if self.input_norm else x)
         has_mesh = not jax.sharding.get_abstract_mesh().empty
         x = divide_positions(x) if has_mesh else x
-        x = self.dropout(x, dropout_rng) if self.dropout_rate else x
+        x = dropout(self, "input", x, self.dropout_rate, dropout_rng) if self.dropout_rate else x
 
         # The mask and the rotation of the layers with a window, and of the others.
         full = windowed = mask, rotation
@@ -286,7 +270,7 @@ class Stack(nn.Module):
             mask = replace(mask, window=min(self.window, mask.window or self.window))
             local = scheme.in_windows()
             same = local is scheme
-            windowed = mask, rotation if same else local.rotation(at.positions, head_dim)
+            windowed = mask, rotation if same else local.rotation(positions, head_dim)
         layers: tuple[LayerCache, ...] = ()
         if cache is not None:
             count = x.shape[1]
@@ -340,7 +324,7 @@ class Stack(nn.Module):
         self,
         x: Float[Array, "R T D"],
         layer: LayerCache | None,
-        kv: KeyValue | LayerCache | None,
+        kv: tuple[Array, Array] | LayerCache | None,
         kinds: Sequence[tuple[AttentionMask, Rotation | None]],
         inputs: dict[str, Any],
         dropout_rng: DropoutRng | Array | None,
@@ -372,10 +356,10 @@ class Stack(nn.Module):
         x, layer = scan(self.stacked_blocks, x, (layer, kv, jnp.arange(self.num_layers)))
         return x, (layer,)
 
-    def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[KeyValue, ...]:
+    def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[tuple[Array, Array], ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
 
-        def project(block: Any) -> KeyValue:
+        def project(block: Any) -> tuple[Array, Array]:
             return block.cross_attention.keys_values(x)
 
         if not self.scan:

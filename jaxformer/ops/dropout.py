@@ -12,14 +12,14 @@ from jaxtyping import Bool, Float, Int, UInt32
 
 
 class DropoutRng(struct.PyTreeNode):
-    """The randomness of one step: two words of its key, and the global ids of the examples.
+    """The randomness of one step: its key, and the global ids of the examples.
 
     Without one (None) there is no dropout. A mask is a hash of (key, name, example id, position,
     feature). It is therefore the same on one device, with gradient accumulation, on any mesh and on
     any number of hosts. On a CPU it takes about 1 ns per element (threefry: 27).
 
     >>> def mask(example_ids):
-    ...     rng = jf.DropoutRng.create(jax.random.key(0), jnp.array(example_ids))
+    ...     rng = jf.DropoutRng(jax.random.key(0), jnp.array(example_ids))
     ...     return rng.keep_mask("input", (len(example_ids), 5), rate=0.5)
     >>> mask([7, 8]).shape
     (2, 5)
@@ -27,19 +27,14 @@ class DropoutRng(struct.PyTreeNode):
     True
     """
 
-    key_data: Array  # [2] uint32
-    example_ids: Array  # [B] int32
+    key: Array
+    """A key of jax.random; 64 of its bits are used."""
+    example_ids: Int[Array, " B"]
     layer: Array | None = None
     """In a scan over blocks, the index of the layer."""
     path: str = struct.field(pytree_node=False, default="")
     """The path of the scanned block, which stands for one of `paths`."""
     paths: tuple[str, ...] = struct.field(pytree_node=False, default=())
-
-    @classmethod
-    def create(cls, rng: Array, example_ids: Int[Array, " B"]) -> "DropoutRng":
-        """The randomness of a step whose typed key is `rng`, for these examples."""
-        words = jax.random.key_data(rng).astype(jnp.uint32)
-        return cls(words.reshape(-1)[:2], example_ids)
 
     def in_scan(self, path: str, paths: tuple[str, ...], index: Array) -> "DropoutRng":
         """The randomness in step `index` of a scan: `path` in a name stands for `paths[index]`.
@@ -80,12 +75,13 @@ class DropoutRng(struct.PyTreeNode):
         `shape` is that of the mask without its last axis, and `start` is as in `keep_mask`.
         """
         start = (0,) * (len(shape) - 1) if start is None else start
+        words = jax.random.key_data(self.key).astype(jnp.uint32).reshape(-1)[:2]
         name_word = self.name_word(name)
-        key = _mix(_mix(self.key_data[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
+        key = _mix(_mix(words[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
         for size, first in zip(shape[1:], start, strict=True):
             key = _mix(_numbered(key, size, first))
         # Two rounds with two keys: after one round, masks of neighbouring keys are correlated.
-        return jnp.stack([key, _mix(key ^ self.key_data[1])])
+        return jnp.stack([key, _mix(key ^ words[1])])
 
 
 def as_dropout_rng(rng: DropoutRng | Array | None, rows: int) -> DropoutRng | None:
@@ -96,10 +92,10 @@ def as_dropout_rng(rng: DropoutRng | Array | None, rows: int) -> DropoutRng | No
     if rng is None or isinstance(rng, DropoutRng):
         return rng
     if isinstance(rng, Array) and (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or len(rng) == 2):
-        return DropoutRng.create(rng, jnp.arange(rows))
+        return DropoutRng(rng, jnp.arange(rows))
     raise TypeError(
         f"dropout_rng is a {type(rng).__name__}, but must be a key of jax.random, or "
-        "DropoutRng.create(key, example_ids)"
+        "DropoutRng(key, example_ids)"
     )
 
 

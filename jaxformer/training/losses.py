@@ -148,8 +148,11 @@ def masked_and_next_sentence_loss(
             return hidden, model.next_sentence(encoded.pooled)
 
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
-        ids = batch.example_ids
-        output, next_logits = _apply(model, params, rng, ids, *inputs, method=outputs)
+        dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
+        both: Any = model.apply(
+            {"params": params}, *inputs, dropout_rng=dropout_rng, method=outputs
+        )
+        output, next_logits = both
         labels = batch.labels, batch.loss_mask
         if loss_chunk:
             nats, tokens = _in_chunks(terms, model, params, output, labels, loss_chunk)
@@ -197,7 +200,8 @@ def span_loss(model: nn.Module) -> Loss:
 def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | None) -> Any:
     types = getattr(batch, "token_type_ids", None)
     inputs = batch.tokens, batch.padding_mask, *(() if types is None else (types,))
-    return _apply(model, params, rng, batch.example_ids, *inputs)
+    dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
+    return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng)
 
 
 def _token_loss(
@@ -214,17 +218,18 @@ def _token_loss(
 
     Raises `ConfigError` for chunks of a model without hidden vectors.
     """
-    if not loss_chunk:
-        output = _apply(model, params, rng, batch.example_ids, *inputs)
-        logits = getattr(output, "logits", output)  # a masked language model has further outputs
-        return terms(logits, *labels)
-    if not hasattr(model, "hidden"):
+    if loss_chunk and not hasattr(model, "hidden"):
         raise ConfigError(
             f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
             f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
         )
-    hidden = _apply(model, params, rng, batch.example_ids, *inputs, method="hidden")
-    return _in_chunks(terms, model, params, hidden, labels, loss_chunk)
+    method = "hidden" if loss_chunk else None
+    dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
+    output = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+    if loss_chunk:
+        return _in_chunks(terms, model, params, output, labels, loss_chunk)
+    logits = getattr(output, "logits", output)  # a masked language model has further outputs
+    return terms(logits, *labels)
 
 
 def _in_chunks(
@@ -237,16 +242,3 @@ def _in_chunks(
         return model.apply({"params": params}, hidden, method=lambda m, x: m.lm_head(x))
 
     return chunked_sums(terms, lm_head, hidden, *labels, chunk=loss_chunk)
-
-
-def _apply(
-    model: nn.Module,
-    params: Any,
-    rng: jax.Array | None,
-    example_ids: jax.Array,
-    *inputs: Any,
-    method: Any = None,
-) -> Any:
-    """The result of `method` of the model for `inputs`, with dropout unless `rng` is None."""
-    dropout_rng = None if rng is None else DropoutRng.create(rng, example_ids)
-    return model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)

@@ -162,21 +162,17 @@ def make_optimizer(
         mask = partial(map_with_path, is_matrix)
         parts.append(optax.add_decayed_weights(config.weight_decay, mask))
     if schedule is None:
-        parts.append(_scale_by_peak(config.learning_rate, _relative_schedule(config)))
+        scale = optax.inject_hyperparams(_scale_by_peak, "relative", jnp.float32)
+        parts.append(scale(config.learning_rate, relative=_relative_schedule(config)))
     else:
         parts.append(optax.scale_by_learning_rate(schedule))
     optimizer = optax.chain(*parts)
     return freeze(optimizer, config.freeze) if config.freeze else optimizer
 
 
-def _scale_by_peak(peak: float, relative: optax.Schedule) -> optax.GradientTransformation:
-    """Scales updates by -peak * relative(number of updates); the state keeps the peak."""
-
-    @partial(optax.inject_hyperparams, hyperparam_dtype=jnp.float32)
-    def scale(learning_rate: Any) -> optax.GradientTransformation:
-        return optax.scale_by_schedule(lambda count: -learning_rate * relative(count))
-
-    return scale(learning_rate=peak)
+def _scale_by_peak(learning_rate: Any, relative: optax.Schedule) -> optax.GradientTransformation:
+    """Scales updates by -learning_rate * relative(number of updates)."""
+    return optax.scale_by_schedule(lambda count: -learning_rate * relative(count))
 
 
 def _muon(

@@ -10,7 +10,7 @@ import pytest
 
 from jaxformer.config import AttentionOptions
 from jaxformer.decoding import put_rows, take_rows
-from jaxformer.nn.cache import KeyValue, LayerCache, init_cache
+from jaxformer.nn.cache import LayerCache, init_cache
 from jaxformer.nn.models import DecoderOnly
 from tests.configs import small
 
@@ -71,22 +71,22 @@ def extended(cache, tokens, parents):
     """A cache whose keys and values are numbers throughout, re-ordered, and what a token reads."""
     shape = tokens.shape[0] * tokens.shape[1], tokens.shape[2]
     new = jnp.broadcast_to(jnp.float32(tokens).reshape(*shape, 1, 1), (*shape, 2, 3))
-    layer = cache.layers[0].write(KeyValue(new, -new), cache.length)
+    layer = cache.layers[0].write(new, -new, cache.length)
     cache = cache.advance((layer,), tokens.shape[2]).reorder_beams(parents)
     return cache, cache.layers[0].read(), cache.mask_of_beams(cache.mask(), 1).explicit
 
 
 def seen_by_each(length, kv, mask):
     """The numbers [B, W, length] of the tokens that the next one of each beam may see."""
-    assert np.array_equal(kv.key, -kv.value)
+    assert np.array_equal(kv[0], -kv[1])
     written = length * (mask.shape[2] // L)  # the next token's own place comes after these
-    pairs, keys = np.array(mask)[:, :, :written], np.array(kv.key)[:, :written, 0, 0]
+    pairs, keys = np.array(mask)[:, :, :written], np.array(kv[0])[:, :written, 0, 0]
     return np.array([[row[seen] for seen in each] for row, each in zip(keys, pairs, strict=True)])
 
 
 def test_reordering_beams_moves_no_keys(rng):
     keys, values = rng.standard_normal((2, B, S, 2, 3), np.float32)
-    encoder_kv = LayerCache.create(KeyValue(keys, values))
+    encoder_kv = LayerCache.create(keys, values)
     cache = init_cache(BASE, B, W, L).replace(encoder_kv=(encoder_kv,), length=np.int32(4))
     selected = cache.reorder_beams(jnp.array([[2, 0, 0], [1, 1, 2]]))
     assert selected.layers[0].key is cache.layers[0].key

@@ -226,7 +226,7 @@ def test_the_model_is_the_paper(sentences, assert_equal):
 def test_dropout_acts_where_the_paper_says(sentences, assert_equal):
     """On each sub-layer's output before it is added, on embeddings plus positions (5.4)."""
     s = sentences
-    dropout_rng = DropoutRng.create(jax.random.key(9), np.array([8, 5]))
+    dropout_rng = DropoutRng(jax.random.key(9), np.array([8, 5]))
     paper = Paper(s.params, RATES)
     without = paper.logits(s.source, s.target, s.padding_mask)
     assert len(paper.sites) == 12
@@ -319,7 +319,7 @@ def test_each_remat_needs_less_memory_and_changes_nothing_else(family, random_pa
     config = replace(config, max_len=64, d_ff=48, feed_forward=jf.FeedForwardOptions("gelu"))
     inputs = [np.arange(B * 64).reshape(B, 64) % V] * (2 if family is EncoderDecoder else 1)
     params = random_params(family(config), *inputs)
-    dropout_rng = DropoutRng.create(jax.random.key(5), jnp.arange(B))
+    dropout_rng = DropoutRng(jax.random.key(5), jnp.arange(B))
     # Without the barriers a CPU's compiler merges what is computed twice.
     options = {"xla_disable_hlo_passes": "cse_barrier_expander"}
     slopes, temporary = [], []

@@ -218,7 +218,7 @@ def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(make, x
         for rng in (
             None,
             key,
-            jf.DropoutRng.create(key, jnp.arange(B)),
+            jf.DropoutRng(key, jnp.arange(B)),
             jax.random.PRNGKey(1),
         )
     )

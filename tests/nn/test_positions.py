@@ -82,8 +82,8 @@ def test_twelve_alibi_slopes_take_every_second_of_sixteen_after_the_eight():
 
 
 def test_alibi_takes_the_slope_off_for_each_step_of_distance():
-    at = jf.TokenPositions(np.array([2, 3]), np.array([2, 3]), num_keys=4, num_heads=2)
-    bias = np.asarray(jf.Alibi().bias(at, {}))
+    distances = np.array([[2, 1, 0, -1], [3, 2, 1, 0]])
+    bias = np.asarray(jf.Alibi().bias(distances, 2, False, {}))
     distance = np.array([[2, 1, 0, 1], [3, 2, 1, 0]])
     assert np.array_equal(bias, -np.stack([distance / 16, distance / 256])[None])
 
@@ -96,22 +96,19 @@ def x(rng):
 @pytest.mark.parametrize("causal", [False, True])
 def test_a_relative_bias_is_its_buckets_number_for_each_head(causal, rng):
     scheme, table = jf.Relative(buckets=8, max_distance=11), rng.standard_normal((8, 3), np.float32)
-    at = jf.TokenPositions(
-        np.arange(5, 9), np.arange(5, 9), num_keys=11, num_heads=3, causal=causal
-    )
-    buckets = relative_buckets(at.distances(), buckets=8, max_distance=11, causal=causal)
-    bias = scheme.bias(at, {"relative_bias": table})
+    distances = np.arange(5, 9)[:, None] - np.arange(11)
+    buckets = relative_buckets(distances, buckets=8, max_distance=11, causal=causal)
+    bias = scheme.bias(distances, 3, causal, {"relative_bias": table})
     assert bias.shape == (1, 3, 4, 11)
     assert np.array_equal(bias[0], np.moveaxis(table[np.asarray(buckets)], -1, 0))
 
 
 def add(scheme, x, positions, max_len=7, params=None):
     """`x` with positions, as a stack adds them."""
-    at = jf.TokenPositions(positions, np.arange(x.shape[1]), 5, 3)
     if params is None:
         specs = scheme.params(12, 3, max_len, jax.nn.initializers.normal())
         params = {name: init(jax.random.key(0), shape) for name, (init, shape) in specs.items()}
-    return scheme.add(x, at, params)
+    return scheme.add(x, positions, 5, params)
 
 
 def test_learned_positions_that_end_too_early_are_refused(x):
@@ -133,14 +130,14 @@ def test_relative_positions_add_nothing_to_the_embeddings(scheme, x):
 class HalfSpeed(jf.PositionScheme):
     """Acts at all three places: each position counts as half of one."""
 
-    def add(self, x, at, params):
-        return x + jnp.sin(at.positions / 2).reshape(-1, x.shape[1], 1)
+    def add(self, x, positions, length, params):
+        return x + jnp.sin(positions / 2).reshape(-1, x.shape[1], 1)
 
     def rotation(self, positions, head_dim):
         return jf.Rotary(100.0).rotation(positions / 2, head_dim)
 
-    def bias(self, at, params):
-        return jf.Alibi().bias(at, params) / 2
+    def bias(self, distances, num_heads, causal, params):
+        return jf.Alibi().bias(distances, num_heads, causal, params) / 2
 
 
 def test_a_scheme_of_a_user_acts_at_input_on_queries_and_keys_and_on_logits(rng, random_params):

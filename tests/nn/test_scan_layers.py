@@ -53,7 +53,7 @@ class OwnBlock(jf.Block):
 
 def total(model, params, *inputs):
     """A number that depends on all outputs, with dropout."""
-    dropout_rng = jf.DropoutRng.create(jax.random.key(3), jnp.array([4, 9]))
+    dropout_rng = jf.DropoutRng(jax.random.key(3), jnp.array([4, 9]))
     found = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng)
     return sum(jnp.sum(jnp.sin(leaf)) for leaf in jax.tree.leaves(found))
 

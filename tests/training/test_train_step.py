@@ -59,7 +59,7 @@ def relative(given, expected):
 
 def bigram_loss(params, batch, rng):
     """A model that compiles in no time: each token from the last one, with dropout by row."""
-    dropout_rng = None if rng is None else DropoutRng.create(rng, batch.example_ids)
+    dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
     inputs, labels = batch.target[:, :-1], batch.target[:, 1:]
     logits = (
         DropoutMask(dropout_rng, "bigram", 0.3)(params["table"][inputs])

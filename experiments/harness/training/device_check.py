@@ -222,7 +222,7 @@ def _options(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
         shape = 1, call.heads, call.queries, call.keys
         options["bias"] = rng.standard_normal(shape).astype(np.float32)
     if call.dropout:
-        random = DropoutRng.create(jax.random.key(0), jnp.arange(2))
+        random = DropoutRng(jax.random.key(0), jnp.arange(2))
         options["dropout"] = DropoutMask(random, "device_check", call.dropout)
     return options | ({} if call.softcap is None else {"softcap": call.softcap})
 

@@ -127,7 +127,7 @@ def test_a_function_says_what_it_does_not_support(name, spec, device, words):
 
 def test_all_reasons_are_given_with_the_call_and_a_cure():
     q = jnp.zeros((1, 16, 1, 8))
-    dropout = DropoutMask(DropoutRng.create(jax.random.key(0), jnp.arange(1)), "weights", 0.1)
+    dropout = DropoutMask(DropoutRng(jax.random.key(0), jnp.arange(1)), "weights", 0.1)
     with pytest.raises(ConfigError) as refused:
         attention.cudnn(q, q, q, AttentionMask(), scale=1.0, dropout=dropout, interpret=True)
     assert str(refused.value) == (
@@ -237,7 +237,7 @@ def test_the_guide_shows_an_explanation():
 
 def test_auto_computes_what_reference_does(rng, assert_equal):
     q, k = (jnp.asarray(rng.standard_normal((2, 7, n, 4)), jnp.float32) for n in (6, 2))
-    dropout = DropoutMask(DropoutRng.create(jax.random.key(5), np.arange(2)), "weights", 0.5)
+    dropout = DropoutMask(DropoutRng(jax.random.key(5), np.arange(2)), "weights", 0.5)
     settings = {"scale": 0.5, "dropout": dropout, "softcap": 0.7}
 
     @jax.jit

@@ -117,11 +117,11 @@ def test_a_block_that_keeps_the_result_does_not_compute_it_twice(remat, loops, r
 @pytest.mark.long
 def test_row_by_row_and_rematerialised_it_is_reference(inputs, assert_equal):
     valid = jnp.arange(S)[None] < jnp.array([S, 6])[:, None]
-    dropout_rng = DropoutRng.create(jax.random.key(3), jnp.array([5, 2]))
+    dropout_rng = DropoutRng(jax.random.key(3), jnp.array([5, 2]))
 
     def attend(row, q, k, v, valid, offset):
         mask = AttentionMask(causal=True, offset=offset, padding_mask=valid[None])
-        dropout = DropoutMask(DropoutRng(dropout_rng.key_data, row[None]), "name", 0.4)
+        dropout = DropoutMask(DropoutRng(dropout_rng.key, row[None]), "name", 0.4)
         return SMALL(q[None], k[None], v[None], mask, scale=0.7, dropout=dropout)[0]
 
     def alone(q, k, v):

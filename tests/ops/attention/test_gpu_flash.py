@@ -17,7 +17,7 @@ flash = partial(gpu_flash, interpret=True)
 
 def outcome(attention_fn, q, k, v, mask, rate=0.0, name="weights"):
     """The result, and the gradients of q, k and v in a direction that is the same for all."""
-    dropout_rng = DropoutRng.create(jax.random.key(5), jnp.arange(q.shape[0]) + 3)
+    dropout_rng = DropoutRng(jax.random.key(5), jnp.arange(q.shape[0]) + 3)
     direction = np.random.default_rng(7).standard_normal((*q.shape[:3], v.shape[3]), np.float32)
 
     def total(q, k, v):

@@ -62,7 +62,7 @@ class Case:
             "packed": AttentionMask(causal=True, padding_mask=valid, **segments),
             "explicit": AttentionMask(explicit=rng.random((2, queries, keys)) < 0.4),
         }
-        dropout_rng = DropoutRng.create(jax.random.key(1), jnp.array([4, 9]))
+        dropout_rng = DropoutRng(jax.random.key(1), jnp.array([4, 9]))
         bias = rng.standard_normal((self.rows, self.heads[0], *self.sizes)).astype(np.float32)
         dropout = DropoutMask(dropout_rng, "x", self.rate)
         return masks[self.mask], bias if self.rows else None, dropout
