@@ -32,7 +32,7 @@ from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, sing
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import LayerCache
-from jaxformer.nn.layers import FeedForward, Norm, dropout
+from jaxformer.nn.layers import Dropout, FeedForward, Norm
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
@@ -102,6 +102,7 @@ class ParallelBlock(nn.Module):
         self.norm = Norm()
         self.attention = MultiHeadAttention(self.num_heads, attention_fn=self.attention_fn)
         self.feed_forward = FeedForward(self.d_ff)
+        self.dropout = Dropout(self.dropout_rate, "output")
 
     def __call__(
         self,
@@ -124,7 +125,7 @@ class ParallelBlock(nn.Module):
         kv = keys, values
         y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
-        return x + dropout(self, "output", y, self.dropout_rate, dropout_rng), layer_cache
+        return x + self.dropout(y, dropout_rng), layer_cache
 
 
 def parallel_block(

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import fold_beams
-from jaxformer.nn.layers import Initializer, Norm, dropout_mask, tap
+from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutRng
@@ -80,6 +80,7 @@ class MultiHeadAttention(nn.Module):
     dtype: Any = jnp.float32
 
     def setup(self) -> None:
+        self.dropout: Dropout = Dropout(self.dropout_rate, "weights")
         if self.query_key_norm:
             self.query_norm: nn.Module = self.make_norm()
             self.key_norm: nn.Module = self.make_norm()
@@ -185,9 +186,7 @@ class MultiHeadAttention(nn.Module):
         options |= {} if self.softcap is None else {"softcap": self.softcap}
         if self.attention_fn is reference:  # no other function keeps the weights
             options["on_weights"] = partial(tap, self, "weights")
-        rate, dropout = self.dropout_rate, None
-        if rate:
-            dropout = dropout_mask(self, "weights", len(q), rate, dropout_rng)
+        dropout = self.dropout.at(dropout_rng, len(q)) if self.dropout_rate else None
         beams = len(q) // max(len(k), 1)  # their queries are further ones of a sentence
         check_mask(mask, (len(k), beams * q.shape[1], k.shape[1]))
         attention_fn = self.attention_fn

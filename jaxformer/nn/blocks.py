@@ -19,7 +19,7 @@ from jaxformer.config.transformer import AttentionOptions, FeedForwardOptions, N
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import LayerCache
-from jaxformer.nn.layers import FeedForward, Initializer, Norm, dropout, tap
+from jaxformer.nn.layers import Dropout, FeedForward, Initializer, Norm, tap
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
 from jaxformer.ops.dropout import DropoutRng
@@ -105,6 +105,7 @@ class Block(nn.Module):
             setattr(self, f"{part}_norm", make_norm())
             if norm.placement == "sandwich":
                 setattr(self, f"{part}_post_norm", make_norm())
+            setattr(self, f"{part}_dropout", Dropout(self.dropout_rate, f"{part}_norm"))
 
     def __call__(
         self,
@@ -168,7 +169,7 @@ class Block(nn.Module):
         if self.norm_options.placement == "output":
             y = getattr(self, f"{part}_norm")(y)
         if self.dropout_rate:
-            y = dropout(self, f"{part}_norm", y, self.dropout_rate, dropout_rng)
+            y = getattr(self, f"{part}_dropout")(y, dropout_rng)
         x = x + y
         x = getattr(self, f"{part}_norm")(x) if self.norm_options.placement == "post" else x
         return tap(self, f"after_{part}", x)

@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.nn.layers import ACTIVATIONS, Norm, dropout, softcap, tap
+from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, softcap, tap
 from jaxformer.nn.models import EncoderOnly, Model, Tokens
 from jaxformer.nn.stack import initializers
 from jaxformer.ops.dense import Dense, add_bias, logits_matmul
@@ -133,7 +133,7 @@ class Classifier(nn.Module):
         types = () if token_type_ids is None else (token_type_ids,)
         mean = {"mean": True} if self.pooling == "mean" else {}  # a backbone may have no mean
         x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
-        x = dropout(self, "summary", x, self.backbone.config.dropout_rate, dropout_rng)
+        x = Dropout(self.backbone.config.dropout_rate, "summary")(x, dropout_rng)
         return dense_head(self.backbone.config, self.classes)(x)
 
 
@@ -158,7 +158,7 @@ class TokenClassifier(nn.Module):
     ) -> Float[Array, "B T C"]:
         """The logits of the C classes of each token; arguments as those of `EncoderOnly`."""
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
-        x = dropout(self, "hidden", x, self.backbone.config.dropout_rate, dropout_rng)
+        x = Dropout(self.backbone.config.dropout_rate, "hidden")(x, dropout_rng)
         return dense_head(self.backbone.config, self.classes)(x)
 
 

@@ -80,41 +80,34 @@ ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 """The functions that `FeedForwardOptions.activation` names; their plain twins are jax.nn's."""
 
 
-def dropout(
-    module: nn.Module,
-    place: str,
-    x: Float[Array, "B ... F"],
-    rate: float,
-    rng: DropoutRng | jax.Array | None,
-) -> Float[Array, "B ... F"]:
-    """`x` with a share `rate` of its elements set to zero at `place` in `module`.
+class Dropout(nn.Module):
+    """Dropout whose mask depends on the place in the model and on the example (`DropoutRng`)."""
 
-    The mask depends on the path of the place and on the example. Without `rng` it is `x` itself; a
-    key alone numbers the rows. Raises `ValueError` for a key in `rngs` without `rng`.
+    rate: float
+    place: str
+    """The name of the place within the parent module."""
 
-    >>> class Dropped(nn.Module):
-    ...     def __call__(self, x, dropout_rng=None):
-    ...         return dropout(self, "output", x, 0.5, dropout_rng)
-    >>> Dropped().apply({}, jnp.ones((1, 6)), jax.random.key(0)).tolist()
-    [[0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]
-    """
-    mask = dropout_mask(module, place, len(x), rate, rng)
-    return x if mask is None else mask(x)
+    def __call__(
+        self, x: Float[Array, "B ... F"], rng: DropoutRng | jax.Array | None
+    ) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
+        dropout = self.at(rng, len(x)) if self.rate else None
+        return x if dropout is None else dropout(x)
 
+    def at(self, rng: DropoutRng | jax.Array | None, rows: int) -> DropoutMask | None:
+        """Dropout of `rows` rows at this place as a function; None where nothing is dropped.
 
-def dropout_mask(
-    module: nn.Module, place: str, rows: int, rate: float, rng: DropoutRng | jax.Array | None
-) -> DropoutMask | None:
-    """`dropout` of an array of `rows` rows as a function; None where nothing is dropped."""
-    if not rate:
-        return None
-    if rng is None and module.has_rng("dropout") and not module.is_initializing():
-        raise ValueError(
-            'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
-            "give dropout_rng=key, or DropoutRng(key, example_ids), or a dropout rate of 0"
-        )
-    rng = as_dropout_rng(rng, rows)
-    return None if rng is None else DropoutMask(rng, "/".join((*module.path, place)), rate)
+        A key alone numbers the rows. Raises `ValueError` for a key in `rngs` without `rng`.
+        """
+        if rng is None and self.has_rng("dropout") and not self.is_initializing():
+            raise ValueError(
+                'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
+                "give dropout_rng=key, or DropoutRng(key, example_ids), or a dropout rate "
+                "of 0"
+            )
+        rng = as_dropout_rng(rng, rows)
+        place = "/".join((*self.path[:-1], self.place))
+        return None if rng is None else DropoutMask(rng, place, self.rate)
 
 
 class Embedding(nn.Module):
@@ -323,6 +316,6 @@ class FeedForward(nn.Module):
             hidden = hidden * project(self.d_ff, name="up")(x)
         hidden = tap(self, "hidden", hidden)
         if self.dropout_rate:
-            hidden = dropout(self, "hidden", hidden, self.dropout_rate, dropout_rng)
+            hidden = Dropout(self.dropout_rate, "hidden")(hidden, dropout_rng)
         out_init = self.out_init or self.kernel_init
         return tap(self, "output", project(x.shape[-1], kernel_init=out_init, name="down")(hidden))

@@ -17,7 +17,7 @@ from jaxformer.config.positions import ParamSpecs, Rotation
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import STACKED, Block
 from jaxformer.nn.cache import Cache, LayerCache
-from jaxformer.nn.layers import Initializer, Norm, dropout, tap
+from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
 from jaxformer.ops.masks import AnyArray, AttentionMask
@@ -192,6 +192,7 @@ class Stack(nn.Module):
             self.stacked_blocks: nn.Module = self.make_block(layer=None)
         else:
             self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(count)]
+        self.dropout: Dropout = Dropout(self.dropout_rate, "input")
         if self.input_norm:
             self.embedding_norm: nn.Module = self.make_norm()
         if self.output_norm:
@@ -262,7 +263,7 @@ class Stack(nn.Module):
         x = tap(self, "input", self.embedding_norm(x) if self.input_norm else x)
         has_mesh = not jax.sharding.get_abstract_mesh().empty
         x = divide_positions(x) if has_mesh else x
-        x = dropout(self, "input", x, self.dropout_rate, dropout_rng) if self.dropout_rate else x
+        x = self.dropout(x, dropout_rng) if self.dropout_rate else x
 
         # The mask and the rotation of the layers with a window, and of the others.
         full = windowed = mask, rotation
