@@ -45,6 +45,8 @@ _NEUTRAL = {
     "dola_layers": None,
     "prompt_lookup_num_tokens": None,
     "exponential_decay_length_penalty": None,
+    "watermarking_config": None,
+    "token_healing": False,
 }
 
 # The same of decoders, and of those that sample.

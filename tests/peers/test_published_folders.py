@@ -1,5 +1,6 @@
 """Folders as they are published: ids in and text out are those of `transformers`."""
 
+import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from experiments.translation.grammar import sample_pair
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import score_pairs
 from jaxformer.pipelines.batching import bos_eos
+from jaxformer.text import tokenizers
 from tests.peers.published_styles import STYLES
 
 pytestmark = pytest.mark.peer
@@ -27,6 +29,7 @@ ODD = [
     "▁▁a ▁b",
 ]
 ODD += ["it's 1,000 they'll", "Ａｂｃ ｶﾅ", "한국어 हिन्दी", "字か,字", "=====aaaaa"]
+SIGNS = ["It isn't so , is it ? No !", "a 's b ' c 're d .", "Ärger ÉCOLE"]
 TEXTS = [*ODD, *(sample_pair(np.random.default_rng(i)).source for i in range(6))]
 LANGUAGES = {"nllb": ("fra_Latn", "deu_Latn"), "mbart": ("ro_RO", "de_DE"), "m2m_100": ("fr", "de")}
 DEFAULT = {"nllb": "eng_Latn", "mbart": "en_XX", "m2m_100": "en"}
@@ -184,3 +187,31 @@ def test_an_unknown_language_is_refused_with_the_nearest(pair):
         jf.translate(ours, "a", source_language=f"{source}x", target_language=target)
     with pytest.raises(ConfigError, match="language"):
         jf.translate(ours, "a", target_language=f"{target}x")
+
+
+@pytest.mark.parametrize(
+    ("style", "said"),
+    [
+        ("bert", {"do_lower_case": False}),
+        ("bert", {"strip_accents": False, "tokenize_chinese_chars": False}),
+        ("bert", {"clean_up_tokenization_spaces": True}),
+        ("xlm-roberta", {"clean_up_tokenization_spaces": True}),
+        ("roberta", {"add_prefix_space": True, "clean_up_tokenization_spaces": True}),
+        ("gpt2", {"add_prefix_space": True}),
+    ],
+    ids=str,
+)
+def test_what_tokenizer_config_says_beside_tokenizer_json_is_followed(
+    style, said, transformers, tmp_path
+):
+    kind, write_tokenizer = STYLES[style]
+    getattr(transformers, kind).config_class().save_pretrained(tmp_path)
+    write_tokenizer(tmp_path, [*TEXTS, *SIGNS], None)
+    if style == "bert":  # whose tokenizer.json has the letters of the first tokenizer_config.json
+        tokenizers.load(tmp_path).save(tmp_path / "tokenizer.json")
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    theirs, ours = transformers.AutoTokenizer.from_pretrained(tmp_path), tokenizers.load(tmp_path)
+    rows = theirs([*TEXTS, *SIGNS])["input_ids"]
+    assert ours.encode_inputs([*TEXTS, *SIGNS]) == rows
+    assert ours.decode_batch(rows) == theirs.batch_decode(rows, skip_special_tokens=True)

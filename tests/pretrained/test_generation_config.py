@@ -124,6 +124,7 @@ def test_bad_words_that_end_a_text_are_no_bad_words(folder):
         ({"max_new_tokens": 0}, "max_new_tokens=0, but it must be a whole number from 1"),
         ({"min_length": "long"}, 'min_length="long", but it must be a whole number'),
         ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
+        ({"watermarking_config": {"bias": 2.0}}, "watermarking_config=.* is not supported"),
         ({"do_sample": True, "temperature": 0.7}, "do_sample=true is not supported: remove it"),
         ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be above 0"),
     ],

@@ -413,6 +413,47 @@ def test_a_folder_like_berts_is_read(tmp_path):
     assert tokenizers.load(tmp_path).encode("ab A École") == [5, 6, 1, 7]
 
 
+@pytest.mark.parametrize(
+    ("said", "ids"),
+    [
+        ({"tokenizer_class": "BertTokenizerFast"}, [5, 6, 5, 8]),
+        ({"tokenizer_class": "BertTokenizer", "do_lower_case": False}, [5, 6, 1, 7]),
+        ({"tokenizer_class": "DistilBertTokenizer", "strip_accents": False}, [5, 6, 5, 1]),
+        ({"tokenizer_class": "PreTrainedTokenizerFast", "do_lower_case": False}, [5, 6, 5, 8]),
+    ],
+)
+def test_letters_are_changed_as_berts_class_says_whatever_tokenizer_json_says(tmp_path, said, ids):
+    """As in transformers (a peer test compares them)."""
+    write(tmp_path, {"vocab.txt": "".join(f"{word}\n" for word in WORDPIECE)})
+    tokenizers.load(tmp_path).save(tmp_path / "tokenizer.json")
+    write(tmp_path, {"tokenizer_config.json": json.dumps(said)})
+    assert tokenizers.load(tmp_path).encode("ab A École") == ids
+
+
+@pytest.mark.parametrize("kind", ["GPT2Tokenizer", "RobertaTokenizerFast", "TokenizersBackend"])
+def test_a_space_begins_a_text_as_gpt2s_class_says(tmp_path, kind):
+    bpe = train_bpe(LINES * 7, 307, prefix="")
+    bpe.save(tmp_path / "tokenizer.json")
+    said = {"tokenizer_class": kind, "add_prefix_space": True}
+    write(tmp_path, {"tokenizer_config.json": json.dumps(said)})
+    begins = "" if kind == "TokenizersBackend" else " "
+    assert tokenizers.load(tmp_path).encode("Hund") == bpe.encode(begins + "Hund")
+
+
+def test_spaces_before_signs_leave_decoded_text_where_a_folder_asks_for_it(tmp_path, bpe):
+    words = "[PAD] [UNK] [CLS] [SEP] a , n't ' s".split()
+    write(tmp_path, {"vocab.txt": "".join(f"{word}\n" for word in words)})
+    ids = [4, 5, 4, 6, 7, 4, 8]
+    assert tokenizers.load(tmp_path).decode(ids) == "a, an't ' a s"
+    said = json.dumps({"clean_up_tokenization_spaces": True})
+    write(tmp_path, {"tokenizer_config.json": said})
+    assert tokenizers.load(tmp_path).decode(ids) == "a, an't'a s"
+    (tmp_path / "bpe").mkdir()
+    bpe.save(tmp_path / "bpe" / "tokenizer.json")
+    write(tmp_path / "bpe", {"tokenizer_config.json": said})
+    assert tokenizers.load(tmp_path / "bpe").decode(bpe.encode("Hund .")) == "Hund ."
+
+
 def test_berts_word_list_is_saved_with_the_frame_that_others_put_around_a_text(tmp_path):
     write(tmp_path, {"vocab.txt": "".join(f"{word}\n" for word in WORDPIECE)})
     tokenizers.load(tmp_path).save(tmp_path / "tokenizer.json")

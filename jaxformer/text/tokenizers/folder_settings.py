@@ -20,6 +20,9 @@ _ROLES = {
 
 # Classes of tokenizers for models whose folders do not name one.
 _CLASSES = {
+    "gpt2": "GPT2Tokenizer",
+    "bert": "BertTokenizer",
+    "distilbert": "DistilBertTokenizer",
     "bart": "RobertaTokenizer",
     "roberta": "RobertaTokenizer",
     "qwen2": "Qwen2Tokenizer",

@@ -29,6 +29,10 @@ _MARIAN = ("source.spm", "target.spm", "vocab.json")
 
 _EXTRA_IDS = 100
 
+# Classes that say more than their tokenizer.json: how letters are changed, whether a space begins.
+_BERT = ("BertTokenizer", "DistilBertTokenizer", "ElectraTokenizer")
+_GPT2 = ("GPT2Tokenizer", "GPTNeoXTokenizer", "RobertaTokenizer", "BartTokenizer")
+
 # Words with the sign before them, single digits, signs, line feeds, other spaces (Qwen2).
 _QWEN2 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}|"
@@ -77,6 +81,7 @@ def _of_folder(
     """What `read` gives, with the roles and the languages that the folder names."""
     settings = FolderSettings(folder)
     made = read(folder, settings)
+    _clean_up_spaces(made, settings)
     tokenizer = Tokenizer(made, settings.roles)
     languages = settings.languages(tokenizer)
     return Tokenizer(made, settings.roles, languages) if languages else tokenizer
@@ -125,6 +130,37 @@ def _read_json(path: Path) -> "tokenizers.Tokenizer":
         return library.Tokenizer.from_str(text)
     except Exception as error:  # the library has no narrower class
         raise DataError(f"{path}: not a whole tokenizer.json: {error}") from error
+
+
+def _read_whole(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
+    """tokenizer.json, of which settings of BERT's and GPT-2's classes change some parts."""
+    tokenizer = _read_json(folder / "tokenizer.json")
+    library = optional_dependencies.load("tokenizers")
+    if settings.kind in _BERT and isinstance(
+        tokenizer.normalizer, library.normalizers.BertNormalizer
+    ):
+        tokenizer.normalizer = library.normalizers.BertNormalizer(**_bert_options(settings))
+    cut = tokenizer.pre_tokenizer
+    if settings.kind in _GPT2 and isinstance(cut, library.pre_tokenizers.ByteLevel):
+        cut.add_prefix_space = settings.option("add_prefix_space", False)
+        tokenizer.pre_tokenizer = cut
+    return tokenizer
+
+
+def _clean_up_spaces(tokenizer: "tokenizers.Tokenizer", settings: FolderSettings) -> None:
+    """Makes texts that are decoded lose the spaces before signs, if the folder asks for it.
+
+    Those of BPE keep them, as in transformers (version 5).
+    """
+    library = optional_dependencies.load("tokenizers")
+    asked = settings.option("clean_up_tokenization_spaces", False)
+    if not asked or not tokenizer.decoder or isinstance(tokenizer.model, library.models.BPE):
+        return
+    joined = {" ' ": "'"} | {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
+    pairs = ({f" {sign}": sign for sign in ".?!,"} | joined).items()
+    steps = [tokenizer.decoder, library.decoders.Fuse()]
+    steps += [library.decoders.Replace(before, after) for before, after in pairs]
+    tokenizer.decoder = library.decoders.Sequence(steps)
 
 
 def _read_gpt2(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
@@ -202,15 +238,19 @@ def _read_vocabulary(path: Path) -> dict[str, int]:
     return vocabulary
 
 
-def _read_bert(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
-    """WordPiece with one token per line; the line number is the id (Devlin et al. 2019, 3)."""
-    library = optional_dependencies.load("tokenizers")
-    options = {
+def _bert_options(settings: FolderSettings) -> dict[str, bool | None]:
+    """The arguments of a `BertNormalizer`."""
+    return {
         "handle_chinese_chars": settings.option("tokenize_chinese_chars", True),
         "strip_accents": settings.option("strip_accents", None),
         "lowercase": settings.option("do_lower_case", True),
     }
-    path = folder / "vocab.txt"
+
+
+def _read_bert(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
+    """WordPiece with one token per line; the line number is the id (Devlin et al. 2019, 3)."""
+    library = optional_dependencies.load("tokenizers")
+    path, options = folder / "vocab.txt", _bert_options(settings)
     try:
         words = library.models.WordPiece.read_file(str(path))
         tokenizer = library.implementations.BertWordPieceTokenizer(words, **options)
@@ -272,7 +312,7 @@ _PIECES = "sentencepiece.bpe.model"
 TOKENIZER_FILES: Mapping[
     tuple[str, ...], Callable[[Path, FolderSettings], "tokenizers.Tokenizer"]
 ] = {
-    ("tokenizer.json",): lambda folder, _: _read_json(folder / "tokenizer.json"),
+    ("tokenizer.json",): _read_whole,
     _MARIAN: _read_marian,
     (_PIECES, "vocab.json"): _read_m2m100,
     ("vocab.json", "merges.txt"): _read_gpt2,
