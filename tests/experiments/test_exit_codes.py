@@ -109,7 +109,7 @@ def test_a_thread_trains_without_handlers():
     assert heard == [False]
 
 
-@pytest.mark.parametrize("closed", [(0,), (1,), (2,), (0, 1, 2)])
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
 def test_a_command_whose_streams_are_closed_does_its_work(closed, tmp_path):
     code = f"""
         import os, subprocess, sys

@@ -77,7 +77,6 @@ def child():
         "one": "--strategy single",
         "replicated": "--strategy replicated",
         "fsdp": "--strategy sharded --mesh fsdp=8",
-        "remat": "--strategy single --training.remat blocks",
     }
     for name, words in ways.items():
         run, step = planned_step(language_config(f"{LANGUAGE} {words}"))
@@ -262,8 +261,8 @@ def test_jax_that_has_started_cannot_have_more_devices():
 
 
 @pytest.mark.long
-def test_what_is_divided_or_computed_again_takes_less_memory_and_work_on_each_device(eight):
-    one, copies, parts, remat = (eight[name] for name in ("one", "replicated", "fsdp", "remat"))
+def test_what_is_divided_takes_less_memory_and_work_on_each_device(eight):
+    one, copies, parts = (eight[name] for name in ("one", "replicated", "fsdp"))
     assert one["held"] == copies["held"] > 12 * one["parameters"]  # and two moments, in float32
     # biases, norms and the counters stay whole
     assert one["held"] / 8 < parts["held"] < one["held"] / 5
@@ -272,8 +271,6 @@ def test_what_is_divided_or_computed_again_takes_less_memory_and_work_on_each_de
     for rows in (copies, parts):
         assert rows["temporary"] < one["temporary"] / 2
         assert one["flops"] / 9 < rows["flops"] < one["flops"] / 3
-    assert remat["temporary"] < 0.8 * one["temporary"]
-    assert remat["flops"] > 1.05 * one["flops"]
     assert eight["strategy"] == 8, "without a strategy all devices are used"
 
 

@@ -41,7 +41,6 @@ LAYOUTS = {
     "single": "",
     "replicated": "",
     "fsdp=8,tensor=2": "fsdp=8,tensor=2",
-    "data=4,tensor=4": "data=4,tensor=4",
 }
 SIZES = {"model__d_model": 24, "model__d_ff": 52, "model__num_heads": 4}
 PROCESSES: dict[str, Any] = {}
@@ -86,12 +85,11 @@ def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> 
     exported = folder / f"{layout}-marian"
     printed(export.main, at(export.ExportOptions, out=str(exported)))
     results["exported"] = tensors(exported)
-    if layout in ("single", "fsdp=8,tensor=2"):
-        files = Files(str(folder / "train.source"), str(folder / "train.target"))
-        data = replace(config.data, train=files, validation=files, test=files)
-        pairs = replace(finetune.PRESETS["translations"], data=data)
-        pairs = changed(pairs, task__num_scored=7, task__batch_size=5)
-        results["finetuned"] = tuned(finetune, pairs, run, folder, layout)
+    files = Files(str(folder / "train.source"), str(folder / "train.target"))
+    data = replace(config.data, train=files, validation=files, test=files)
+    pairs = replace(finetune.PRESETS["translations"], data=data)
+    pairs = changed(pairs, task__num_scored=7, task__batch_size=5)
+    results["finetuned"] = tuned(finetune, pairs, run, folder, layout)
     return results
 
 
@@ -204,7 +202,7 @@ def tensors(folder: Path) -> dict[str, float]:
 
 WORK = {
     "one device": "translation:single language:single",
-    "16 devices": "translation:data=4,tensor=4 language:fsdp=8,tensor=2",
+    "16 devices": "language:fsdp=8,tensor=2",
     "4 x 4 devices": "translation:fsdp=8,tensor=2 language:replicated",
 }
 """The runs of each pod. That every layout computes the same steps is tested of the package."""

@@ -58,9 +58,8 @@ def test_the_loss_and_its_gradients_for_a_gpu_are_those_for_a_cpu(
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", [2, 3])
 def test_200_steps_with_stored_bfloat16_logits_have_the_loss_of_those_with_float32(
-    seed, choose_platform, monkeypatch
+    choose_platform, monkeypatch
 ):
     choose_platform("cuda")
     model = DecoderOnly(replace(CONFIG, dtype="bfloat16"))
@@ -72,9 +71,9 @@ def test_200_steps_with_stored_bfloat16_logits_have_the_loss_of_those_with_float
         if stored == "float32":
             product = dense._product
             monkeypatch.setattr(dense, "_product", lambda x, m, rounded=False: product(x, m))  # noqa: B023
-        rng = np.random.default_rng(seed)
+        rng = np.random.default_rng(2)
         tokens = jnp.zeros((2, 13), jnp.int32)
-        params = model.init(jax.random.key(seed), tokens)["params"]
+        params = model.init(jax.random.key(2), tokens)["params"]
         state = init_train_state(params, optimizer, jax.random.key(1))
         step = jax.jit(make_train_step(causal_loss(model), optimizer))
         sums = np.zeros(2)

@@ -9,7 +9,6 @@ from tests.two_processes import finished, start
 CODE = """
 import json
 from functools import partial
-from itertools import product
 import jax, numpy as np, optax
 import jaxformer as jf
 from jax.sharding import Mesh, PartitionSpec as P
@@ -31,8 +30,9 @@ losses = {
     "plain": jf.causal_loss(model), "chunks": jf.causal_loss(model, loss_chunk=5),
     "z_loss": jf.causal_loss(model, z_loss=1e-3), "own": own,
 }
-for (name, loss), parts in product(losses.items(), (1, 2)):
-    make = partial(jf.make_train_step, loss, optimizer, ema_decay=0.9, grad_accumulation=parts)
+for name, parts in (("plain", 1), ("plain", 2), ("chunks", 2), ("z_loss", 1), ("own", 2)):
+    options = {"ema_decay": 0.9, "grad_accumulation": parts}
+    make = partial(jf.make_train_step, losses[name], optimizer, **options)
     found = [jax.jit(make())(state, batch)]
     step = make(reduce=partial(jax.lax.psum, axis_name="data"))
     for check in (False, True):
@@ -55,7 +55,7 @@ for (name, loss), parts in product(losses.items(), (1, 2)):
 def test_the_step_under_shard_map_is_that_of_one_device_whatever_check_vma_is():
     (done,) = finished(start("-c", CODE, devices=4))
     lines = [json.loads(line) for line in done.out.splitlines()]
-    assert [line[0] for line in lines].count("own") == 4 and len(lines) == 16
+    assert [line[0] for line in lines].count("own") == 2 and len(lines) == 10
     for name, difference, loss, norm in lines:
         if name == "own":  # a device counts 12 tokens of its own part
             assert norm == pytest.approx(0.25, rel=1e-5)
