@@ -134,9 +134,9 @@ def hash_elements(
 
 
 class DropoutMask(NamedTuple):
-    """Dropout at the place called `name` in the model; without `dropout_rng` it does nothing."""
+    """Dropout at the place called `name` in the model."""
 
-    dropout_rng: DropoutRng | None
+    dropout_rng: DropoutRng
     name: str
     rate: float
 
@@ -145,8 +145,6 @@ class DropoutMask(NamedTuple):
 
         What is kept is multiplied by 1/(1 - rate).
         """
-        if self.dropout_rng is None or self.rate == 0.0:
-            return x
         keep = self.dropout_rng.keep_mask(self.name, x.shape, self.rate)
         # A product, not a choice between x and 0: after that, XLA on a CPU recomputes the sums and
         # masks of all earlier blocks in each gradient of a post-norm model.

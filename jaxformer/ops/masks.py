@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jaxtyping import Bool, Int
+from jaxtyping import Bool
 
 from jaxformer.errors import ConfigError
 
@@ -125,19 +125,12 @@ class AttentionMask:
             explicit=cut(cut(self.explicit, query, queries), key, keys, 2),
         )
 
-    def query_positions(self, queries: int) -> Int[Array, " T"] | Int[Array, "B T"]:
-        """The positions of the queries among the keys, of all examples or of each."""
-        numbers = jnp.arange(queries)
-        if not jnp.ndim(self.offset):
-            return self.offset + numbers
-        return jnp.asarray(self.offset)[:, None] + numbers[None]
-
     def materialize(self, queries: int, keys: int) -> Bool[Array, "#B 1 T S"] | None:
         """The matrix, True where a query may attend to a key; None where all may."""
         parts: list[Any] = []
         if self.causal:
-            places = self.query_positions(queries).reshape(-1, queries, 1)
-            distance = places - jnp.arange(keys)[None, None]
+            index = jnp.add.outer(self.offset, jnp.arange(queries))  # of each query among the keys
+            distance = index.reshape(-1, queries, 1) - jnp.arange(keys)[None, None]
             seen = distance >= 0
             if self.window is not None:
                 seen &= distance < self.window

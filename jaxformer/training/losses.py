@@ -57,15 +57,13 @@ def seq2seq_loss(
     (2.0, 11.0)
     """
 
-    terms = partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
-
-    def loss(params, batch, rng):
+    def read(batch):
         labels = batch.target[:, 1:]
         inputs = batch.source, batch.target[:, :-1], batch.source != pad
-        labels = labels, labels != pad
-        return _token_loss(model, params, batch, rng, inputs, labels, terms, loss_chunk)
+        return inputs, (labels, labels != pad)
 
-    return loss
+    terms = partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
+    return _token_loss(model, read, terms, loss_chunk)
 
 
 def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
@@ -84,14 +82,11 @@ def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
     (10.0, 11.0)
     """
 
-    terms = partial(cross_entropy, z_loss=z_loss)
-
-    def loss(params, batch, rng):
+    def read(batch):
         inputs = jax.tree.map(lambda x: x[:, :-1], (batch.tokens, batch.segments, batch.positions))
-        labels = batch.tokens[:, 1:], batch.loss_mask
-        return _token_loss(model, params, batch, rng, inputs, labels, terms, loss_chunk)
+        return inputs, (batch.tokens[:, 1:], batch.loss_mask)
 
-    return loss
+    return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk)
 
 
 def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
@@ -118,14 +113,11 @@ def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
     (2.0, 11.0)
     """
 
-    terms = partial(cross_entropy, z_loss=z_loss)
-
-    def loss(params, batch, rng):
+    def read(batch):
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
-        labels = batch.labels, batch.loss_mask
-        return _token_loss(model, params, batch, rng, inputs, labels, terms, loss_chunk)
+        return inputs, (batch.labels, batch.loss_mask)
 
-    return loss
+    return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk)
 
 
 def masked_and_next_sentence_loss(
@@ -206,30 +198,31 @@ def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | 
 
 def _token_loss(
     model: nn.Module,
-    params: Any,
-    batch: Any,
-    rng: jax.Array | None,
-    inputs: tuple[Any, ...],
-    labels: tuple[Any, ...],
-    terms: Any,
+    read: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]],
+    terms: Callable[..., Any],
     loss_chunk: int,
-) -> Any:
-    """`terms` of the model's logits for `inputs`, and of `labels`.
+) -> Loss:
+    """The loss `terms(logits, *labels)`, where `read(batch)` gives the model's inputs and `labels`.
 
-    Raises `ConfigError` for chunks of a model without hidden vectors.
+    It raises `ConfigError` for chunks of a model without hidden vectors.
     """
-    if loss_chunk and not hasattr(model, "hidden"):
-        raise ConfigError(
-            f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
-            f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
-        )
-    method = "hidden" if loss_chunk else None
-    dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
-    output = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
-    if loss_chunk:
-        return _in_chunks(terms, model, params, output, labels, loss_chunk)
-    logits = getattr(output, "logits", output)  # a masked language model has further outputs
-    return terms(logits, *labels)
+
+    def loss(params, batch, rng):
+        if loss_chunk and not hasattr(model, "hidden"):
+            raise ConfigError(
+                f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
+                f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
+            )
+        inputs, labels = read(batch)
+        method = "hidden" if loss_chunk else None
+        dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
+        output = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+        if loss_chunk:
+            return _in_chunks(terms, model, params, output, labels, loss_chunk)
+        logits = getattr(output, "logits", output)  # a masked language model has further outputs
+        return terms(logits, *labels)
+
+    return loss
 
 
 def _in_chunks(

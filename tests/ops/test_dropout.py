@@ -111,10 +111,3 @@ def test_what_is_kept_is_scaled_so_that_the_mean_stays():
     y, kept = map(np.asarray, both(x))
     assert set(np.unique(y)) == {0.0, 4.0}
     assert np.array_equal(y != 0, kept)
-
-
-def test_without_a_rng_or_a_rate_nothing_changes(rng):
-    x = rng.standard_normal((2, 3, 5))
-    dropout_rng = DropoutRng(jax.random.key(3), np.arange(2))
-    assert DropoutMask(None, "a", 0.5)(x) is x
-    assert DropoutMask(dropout_rng, "a", 0.0)(x) is x

@@ -65,14 +65,13 @@ def blockwise(
     )
     q = _pad(q, 1, more_queries).reshape(batch, -1, t, groups, heads // groups, q.shape[3])
     k, v = (_pad(x, 1, more_keys).reshape(batch, -1, s, *x.shape[2:]) for x in (k, v))
-    has_dropout = dropout is not None and dropout.rate > 0
     inputs = _Inputs(
         q.transpose(1, 0, 3, 4, 2, 5),
         k.transpose(1, 0, 3, 4, 2),
         v.transpose(1, 0, 3, 4, 2),
         _pad(_pad(bias, 2, more_queries), 3, more_keys),
         mask,
-        dropout.dropout_rng if dropout is not None and has_dropout else None,
+        None if dropout is None else dropout.dropout_rng,
     )
     settings = (dropout.name, dropout.rate) if dropout is not None else ("", 0.0)
     out: Array = _attend(_Tiling((t, s), scale, softcap, *settings), inputs)

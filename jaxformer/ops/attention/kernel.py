@@ -149,7 +149,7 @@ class AttentionSpec:
             segments=mask.query_segments is not None,
             explicit=mask.explicit is not None,
             bias=bias is not None,
-            dropout=0.0 if dropout is None or dropout.dropout_rng is None else dropout.rate,
+            dropout=0.0 if dropout is None else dropout.rate,
             softcap=softcap,
             from_cache=mask.from_cache,
         )
@@ -225,7 +225,7 @@ def segments_of(
 
 def row_words(dropout: DropoutMask | None, spec: AttentionSpec) -> UInt32[Array, "2 B N T"] | None:
     """The two words of each row of the dropout's mask; None without dropout."""
-    if not spec.dropout or dropout is None or dropout.dropout_rng is None:
+    if dropout is None:
         return None
     rows = spec.batch, spec.heads, spec.queries
     return jnp.asarray(dropout.dropout_rng.row_words(dropout.name, rows))

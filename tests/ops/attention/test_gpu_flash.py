@@ -21,7 +21,7 @@ def outcome(attention_fn, q, k, v, mask, rate=0.0, name="weights"):
     direction = np.random.default_rng(7).standard_normal((*q.shape[:3], v.shape[3]), np.float32)
 
     def total(q, k, v):
-        dropout = DropoutMask(dropout_rng, name, rate)
+        dropout = DropoutMask(dropout_rng, name, rate) if rate else None
         out = attention_fn(q, k, v, mask, scale=0.6, dropout=dropout)
         return jnp.sum(out * direction), out
 

@@ -64,7 +64,7 @@ class Case:
         }
         dropout_rng = DropoutRng(jax.random.key(1), jnp.array([4, 9]))
         bias = rng.standard_normal((self.rows, self.heads[0], *self.sizes)).astype(np.float32)
-        dropout = DropoutMask(dropout_rng, "x", self.rate)
+        dropout = DropoutMask(dropout_rng, "x", self.rate) if self.rate else None
         return masks[self.mask], bias if self.rows else None, dropout
 
 
@@ -96,7 +96,10 @@ def formula(case, q, k, v, direction):
 
     @jax.jit
     def masks():
-        return mask.materialize(*case.sizes), dropout.dropout_rng.keep_mask("x", shape, case.rate)
+        kept = jnp.ones(shape, bool)
+        if dropout is not None:
+            kept = dropout.dropout_rng.keep_mask("x", shape, case.rate)
+        return mask.materialize(*case.sizes), kept
 
     shape = logits.shape
     dense, kept = masks()
