@@ -39,6 +39,7 @@ from jaxformer.decoding.logits_processors import (
     renormalize,
 )
 from jaxformer.decoding.settings import SearchConfig
+from jaxformer.ops.cross_entropy import logsumexp
 
 
 def length_penalty(
@@ -184,11 +185,9 @@ def _advance(step: Step, beams: BeamState) -> BeamState:
     logits, cache = step(beams.last, beams.cache)
     check_logits(logits, beams.last, config.eos)
     at_end = beams.lengths + 1 >= beams.limits
-    rows, norms = _process(_rows(logits.astype(jnp.float32)), beams)
-    rows = _apply_max_length(rows, norms, jnp.repeat(at_end, width), config)
-    logits, norms = rows.reshape(logits.shape), norms.reshape(*beams.last.shape, 1)
     candidates = width * (1 + config.extra_candidates) if width > 1 else 1
-    extended, parents, tokens = _extend(beams, logits, norms, candidates)
+    best = _best_tokens(_rows(logits.astype(jnp.float32)), beams, at_end, candidates)
+    extended, parents, tokens = _extend(beams, *best, candidates)
     ended = is_among(tokens, config.eos) | at_end[:, None]
     beams = _finish(beams, extended, ended)
     live = extended._replace(scores=jnp.where(ended, -jnp.inf, extended.scores))
@@ -199,46 +198,66 @@ def _advance(step: Step, beams: BeamState) -> BeamState:
     return beams.replace(stopped=stopped, last=tokens, live=live, cache=cache)
 
 
-def _process(
-    rows: Float[Array, "R V"], beams: BeamState
-) -> tuple[Float[Array, "R V"], Float[Array, "R 1"]]:
-    """The processed logits, and what to subtract from them to get log-probabilities."""
+def _best_tokens(
+    logits: Float[Array, "R V"], beams: BeamState, at_end: Bool[Array, " B"], count: int
+) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
+    """The k best next tokens of each hypothesis, after their log-probabilities; k <= `count`."""
     config, (_, width) = beams.rules.config, beams.last.shape
-    # `bos` counts as the prompt.
-    tokens = _rows(jnp.concatenate([beams.bos[..., None], beams.live.tokens], axis=-1))
-    penalties, early, lengths = (
-        jnp.repeat(x, width)
-        for x in (
-            beams.values["repetition_penalty"],
-            beams.lengths < beams.values["min_new_tokens"],
-            beams.lengths + 1,
-        )
-    )
-
-    def normalize(rows: Float[Array, "R V"]) -> Float[Array, "R 1"]:
-        return jax.nn.logsumexp(rows, axis=1, keepdims=True)
-
-    if width == 1:
-        rows = penalize(rows, penalties, tokens, lengths)
-        norms = normalize(rows)
-    else:  # of log-probabilities, as in transformers
-        norms = normalize(rows)
-        norms, shift = jax.lax.cond(
-            (penalties != 1).any(),
-            lambda: (jnp.zeros_like(norms), norms),
-            lambda: (norms, 0 * norms),
-        )
-        rows = penalize(rows - shift, penalties, tokens, lengths)
-    written = tokens, lengths, jnp.ones_like(lengths)
-    rows = apply_all(make_constraints(config), rows, *written)
-    rows = forbid_eos(rows, early, config.eos)
     processors = [*beams.rules.logits_processors]
     if config.forced_bos is not None:
         processors.insert(0, force_token_at(config.forced_bos))
     processors += [renormalize] if config.renormalize_logits else []
-    if not processors:
-        return rows, norms
-    return apply_all(processors, rows - norms, *written), jnp.zeros_like(norms)
+    # What becomes of a stopped sentence does not matter; a row without one has no penalty.
+    goes_on = ~beams.stopped
+    penalties, early, lengths, at_end = (
+        jnp.repeat(x, width)
+        for x in (
+            jnp.where(goes_on, beams.values["repetition_penalty"], 1),
+            goes_on & (beams.lengths < beams.values["min_new_tokens"]),
+            beams.lengths + 1,
+            goes_on & at_end,
+        )
+    )
+    # `bos` counts as the prompt.
+    tokens = _rows(jnp.concatenate([beams.bos[..., None], beams.live.tokens], axis=-1))
+    written = tokens, lengths, jnp.ones_like(lengths)
+    normalizers = logsumexp(logits)[:, None]
+
+    def constrained(rows: Float[Array, "R V"]) -> Float[Array, "R V"]:
+        return apply_all(make_constraints(config), rows, *written)
+
+    def best(rows: Float[Array, "R V"], norms: Float[Array, "R 1"]) -> tuple[Array, Array]:
+        values, tokens = top_k(rows, min(count, rows.shape[1]))
+        # A positive NaN is the largest number of a search, a negative one the smallest.
+        return jnp.where(jnp.isfinite(norms), values - norms, jnp.nan), tokens
+
+    def plain() -> tuple[Array, Array]:
+        return constrained(logits), normalizers
+
+    def changed() -> tuple[Array, Array]:
+        if width == 1:
+            rows = penalize(logits, penalties, tokens, lengths)
+            norms = logsumexp(rows)[:, None]
+        else:  # of log-probabilities, as in transformers
+            shift = jnp.where((penalties != 1).any(), normalizers, 0 * normalizers)
+            rows, norms = penalize(logits - shift, penalties, tokens, lengths), normalizers - shift
+        rows = forbid_eos(constrained(rows), early, config.eos)
+        if processors:
+            rows, norms = apply_all(processors, rows - norms, *written), jnp.zeros_like(norms)
+        return _apply_max_length(rows, norms, at_end, config), norms
+
+    if processors:
+        return best(*changed())
+    ends = at_end if config.at_max_length != "cut" else False
+    is_plain = ((penalties == 1) & ~(early | ends)).all()
+
+    def one_search() -> tuple[Array, Array]:  # a CPU compiles it faster
+        return best(*jax.lax.cond(is_plain, plain, changed))
+
+    def two_searches() -> tuple[Array, Array]:  # of which the plain one copies no logits
+        return jax.lax.cond(is_plain, lambda: best(*plain()), lambda: best(*changed()))
+
+    return jax.lax.platform_dependent(cpu=one_search, default=two_searches)
 
 
 def _apply_max_length(
@@ -275,16 +294,17 @@ def _rows(x: Shaped[Array, "B W F"]) -> Shaped[Array, "R F"]:
 
 
 def _extend(
-    beams: BeamState, logits: Float[Array, "B W V"], norms: Float[Array, "B W 1"], count: int
+    beams: BeamState, added: Float[Array, "R k"], tokens: Int[Array, "R k"], count: int
 ) -> tuple[Hypotheses, Int[Array, "B C"], Int[Array, "B C"]]:
-    """The `count` best one-token extensions, best first, their parents and their last tokens."""
-    batch, _, vocab = logits.shape
-    # First the best tokens of each hypothesis: two small searches are faster than one over W x V.
-    best, tokens = top_k(logits, min(count, vocab))
-    added, tokens = (best - norms).reshape(batch, -1), tokens.reshape(batch, -1)
-    totals = jnp.repeat(beams.live.scores, best.shape[-1], axis=1) + added
+    """The `count` best one-token extensions, best first, their parents and their last tokens.
+
+    They are among the k best tokens of each hypothesis: two small searches are faster than one.
+    """
+    batch, best = len(beams.last), tokens.shape[1]
+    added, tokens = added.reshape(batch, -1), tokens.reshape(batch, -1)
+    totals = jnp.repeat(beams.live.scores, best, axis=1) + added
     _, chosen = jax.lax.top_k(totals, min(count, totals.shape[1]))
-    parents = chosen // best.shape[-1]
+    parents = chosen // best
     added, tokens = (jnp.take_along_axis(leaf, chosen, axis=1) for leaf in (added, tokens))
     extended = append_tokens(gather_beams(beams.live, parents), tokens, added, beams.lengths)
     return extended, parents, tokens

@@ -109,18 +109,23 @@ def _nats(
     """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
     label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     logits = logits.astype(jnp.float32)
-    normalizer = jax.lax.platform_dependent(
-        logits,
-        tpu=_logsumexp_by_product,
-        cuda=_logsumexp_in_one_pass,
-        default=partial(jax.nn.logsumexp, axis=-1),
-    )
+    normalizer = logsumexp(logits)
     nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)
     if label_smoothing:
         nats -= label_smoothing * jnp.mean(logits, axis=-1)
     if z_loss:
         nats += z_loss * jnp.square(normalizer)
     return nats, normalizer
+
+
+def logsumexp(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:
+    """`jax.nn.logsumexp` over the last axis of float32 logits, as a platform computes it best."""
+    return jax.lax.platform_dependent(
+        logits,
+        tpu=_logsumexp_by_product,
+        cuda=_logsumexp_in_one_pass,
+        default=partial(jax.nn.logsumexp, axis=-1),
+    )
 
 
 def _logsumexp_by_product(logits: jax.Array) -> jax.Array:

@@ -20,15 +20,17 @@ from experiments.harness.training.initialization import fewest_parts, step_memor
 from experiments.language_modelling.plan import planned
 from experiments.language_modelling.presets import gpt2_124m
 from experiments.translation import train as translation
-from jaxformer import AttentionMask, DecoderOnly, SamplingConfig
+from jaxformer import AttentionMask, DecoderOnly, EncoderDecoder, SamplingConfig, SearchConfig
 from jaxformer.config import AttentionOptions, with_fields
-from jaxformer.decoding import sample_more
+from jaxformer.decoding import beam_more, sample_more
+from jaxformer.decoding.hypotheses import row_values
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.blocks import REMAT
 from jaxformer.ops.attention import auto_attention, gpu_flash
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.pipelines.reading import begin_rows
 from jaxformer.pipelines.rows import lay_out, search_more
+from jaxformer.pipelines.sentences import begin_sentences
 from jaxformer.runtime import GPU_OPTIONS
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.compilers.recorded import Recorded
@@ -156,13 +158,12 @@ def test_the_rows_that_fit_an_h100_are_known_from_two_programs_of_fewer(h100s):
     assert fewest_parts(known.__getitem__, 1.01 * known[8], 480, 40) == 8
 
 
-@pytest.mark.parametrize(("texts", "kernels"), [(1, 199), (32, 182)])
-def test_a_step_of_writing_is_few_kernels_that_read_weights_and_cache_on_an_h100(
-    h100s, texts, kernels
-):
-    """Of parameters in float32, as a run has them; in 16 bits once, before the first step."""
-    model = DecoderOnly(gpt2_124m.model)
-    devices = single(h100s(1)[0])
+def search_step(device, model, begin, more, prompts):
+    """The cost of a step of writing, and the bytes of the weights and of the cache.
+
+    Of parameters in float32, as a run has them; in 16 bits once, before the first step.
+    """
+    devices = single(device)
     where = NamedSharding(devices.mesh, PartitionSpec())
 
     def shapes(function, *arguments):
@@ -171,19 +172,44 @@ def test_a_step_of_writing_is_few_kernels_that_read_weights_and_cache_on_an_h100
         )
 
     def make_params():
-        return model.init(jax.random.key(0), jnp.zeros((2, 3), jnp.int32))["params"]
+        prompt = jnp.zeros((2, 3), jnp.int32)
+        return model.init(jax.random.key(0), *[prompt] * prompts)["params"]
 
     params = shapes(lambda: lay_out(model, make_params())[1])
-    sampling = SamplingConfig(max_new_tokens=1024)
-    begin = partial(begin_rows, model, rows=texts, config=sampling, eos=(5,), cache_length=1024)
-    state = shapes(lambda params: begin(params), params)
-    numbers = shapes(lambda: (jnp.zeros(texts, bool), jnp.int32(0), jnp.int32(0)))
+    state = shapes(lambda params: begin(params=params), params)
+    numbers = shapes(lambda: (jnp.zeros_like(state.stopped), jnp.int32(0), jnp.int32(0)))
     with devices.active():
-        program = search_more.lower(model, params, state, *numbers, more=sample_more).compile()
-    cost = step_cost(Program(program.as_text()))
+        program = search_more.lower(model, params, state, *numbers, more=more).compile()
     read = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves((params, state.cache)))
+    return step_cost(Program(program.as_text())), read
+
+
+@pytest.mark.parametrize(("texts", "kernels"), [(1, 199), (32, 182)])
+def test_a_step_of_writing_is_few_kernels_that_read_weights_and_cache_on_an_h100(
+    h100s, texts, kernels
+):
+    model = DecoderOnly(gpt2_124m.model)
+    sampling = SamplingConfig(max_new_tokens=1024)
+    options = {"rows": texts, "config": sampling, "eos": (5,), "cache_length": 1024}
+    begin = partial(begin_rows, model, **options)
+    cost, read = search_step(h100s(1)[0], model, begin, sample_more, 1)
     assert cost.bytes <= 1.2 * read
     assert cost.kernels <= kernels, cost
+
+
+def test_a_step_of_beam_search_copies_no_logits_on_an_h100(h100s):
+    """128 texts in 4 beams: logits are written once, and read for their norm and for the best."""
+    model, texts = EncoderDecoder(PRESETS["wmt14_base"].work.model), 128
+    search = SearchConfig(beam_size=4, max_new_tokens=64)
+    arrays = jnp.zeros((texts, 32), jnp.int32), jnp.zeros(texts, jnp.int32)
+    options = {"bos": 1, "pad": 0, "search": search}
+
+    def begin(params):
+        return begin_sentences(model, params, *arrays, row_values(search, texts), **options)
+
+    cost, _ = search_step(h100s(1)[0], model, begin, beam_more, 2)
+    assert cost.bytes <= 1.27e9
+    assert cost.kernels <= 166, cost
 
 
 def test_the_options_of_a_gpu_spare_a_translator_the_copies_of_joined_products(h100s):
