@@ -195,7 +195,8 @@ def _advance(step: Step, state: SampleState) -> SampleState:
     def most_likely() -> Int[Array, " B"]:  # in one pass, which writes no logits
         return jnp.argmax(_processed(logits, state), axis=1).astype(jnp.int32)
 
-    is_plain = (state.values["temperature"] == 0) & (penalties == 1)
+    # A row without a text has no penalty.
+    is_plain = (state.values["temperature"] == 0) & (penalties == 1) | state.stopped
     token = jnp.where(goes_on, jax.lax.cond(is_plain.all(), most_likely, drawn), 0)
     rows, drop = jnp.arange(len(token)), jnp.iinfo(jnp.int32).max
     here = jnp.where(goes_on, state.lengths, drop)
