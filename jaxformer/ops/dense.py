@@ -284,7 +284,7 @@ def _low_matmul_backward(saved: tuple[Array, Array, Array], d_out: Array) -> tup
     dx, d_matrix = jax.lax.platform_dependent(
         x, low, d_out.astype(x.dtype), cuda=_aligned_gradients, default=_gradients
     )
-    return dx.astype(x.dtype), d_matrix.astype(like_matrix.dtype)
+    return dx, d_matrix.astype(like_matrix.dtype)
 
 
 _low_matmul.defvjp(_low_matmul_forward, _low_matmul_backward)
@@ -304,16 +304,20 @@ def _product(x: Array, matrix: Array, rounded: bool = False) -> Array:
     return jax.lax.platform_dependent(x, matrix, cuda=on_gpu, default=exact)
 
 
-def _gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
-    """The gradients of `x` and of `matrix` in their product; float32."""
-    dx = summed_in_float32(jnp.matmul, d_out, matrix.T)
+def _gradients(
+    x: Array, matrix: Array, d_out: Array, multiply: Callable[..., Array] | None = None
+) -> tuple[Array, Array]:
+    """The gradients of `x`, in its type, and of `matrix` in their product, in float32."""
+    multiply = multiply or partial(summed_in_float32, jnp.matmul)
+    dx = multiply(d_out, matrix.T).astype(x.dtype)
     rows = tuple(range(x.ndim - 1))
     return dx, summed_in_float32(partial(jnp.tensordot, axes=(rows, rows)), x, d_out)
 
 
 def _aligned_gradients(x: Array, matrix: Array, d_out: Array) -> tuple[Array, Array]:
     rows = math.prod(x.shape[:-1])
-    dx, d_matrix = _gradients(x, _align(matrix, rows), _align(d_out, rows))
+    # cuBLAS sums in float32 and rounds once: no gradient is written in float32 to be converted.
+    dx, d_matrix = _gradients(x, _align(matrix, rows), _align(d_out, rows), jnp.matmul)
     return dx, d_matrix[:, : matrix.shape[1]]
 
 
