@@ -33,7 +33,7 @@ from jaxformer.decoding.logits_processors import (
 )
 from jaxformer.decoding.settings import SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
-from jaxformer.ops.dropout import hash_elements
+from jaxformer.ops.dropout import hash_elements, key_words
 
 # With a larger top_k, or top_p alone, the whole vocabulary is sorted.
 _FEW = 64
@@ -100,7 +100,7 @@ def sample(
     NaN where the logits are.
 
     An eager call compiles its loop: call it inside `jax.jit`. Raises `ValueError` for shapes that
-    do not fit, and for a cache with room for fewer tokens.
+    do not fit, for several keys, and for a cache with room for fewer tokens.
 
     >>> def step(tokens, cache):  # the token after t is t + 1
     ...     return jax.nn.one_hot(tokens + 1, 9), cache
@@ -147,8 +147,7 @@ def begin_sampling(
     written = jnp.broadcast_to(jnp.asarray(prompts.written, jnp.int32), (batch,))
     limits = jnp.minimum(limits, written + size)
     # A key of threefry has two words, whatever kind of key `rng` is.
-    words = jax.random.key_data(rng).reshape(-1)[:2]
-    rng = jax.random.wrap_key_data(words, impl="threefry2x32")
+    rng = jax.random.wrap_key_data(key_words(rng), impl="threefry2x32")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.asarray(prompts.example_ids))
     return SampleState(
         cache=cache,

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxformer.errors import ConfigError
 from jaxformer.ops.partitioning import partitioned
 
 
@@ -24,7 +25,8 @@ def cross_entropy(
     Both are float32. q gives 1 - `label_smoothing` to the label and spreads `label_smoothing`
     evenly over all V (Szegedy et al. 2016; Vaswani et al. 2017, section 5.4). `z_loss` times
     log(Z)^2 is added for each token, where Z is the sum of exp(logits) (Chowdhery et al. 2022,
-    section 5).
+    section 5). A label outside the V classes makes the sum NaN where `loss_mask` is True. Raises
+    `ConfigError` for a `loss_mask` that is not bool.
 
     >>> logits = jnp.log(jnp.array([[0.5, 0.5], [0.25, 0.75]]))  # of two tokens, V = 2
     >>> labels, loss_mask = jnp.array([0, 0]), jnp.array([True, True])
@@ -32,6 +34,11 @@ def cross_entropy(
     >>> round(float(nats / jnp.log(2)), 4), float(count)  # 1 bit for 1/2, 2 bits for 1/4
     (3.0, 2.0)
     """
+    if loss_mask.dtype != bool:
+        raise ConfigError(
+            f"loss_mask is of {loss_mask.dtype}, but must be bool, True where a token counts: give "
+            "`loss_mask != 0`; weights of tokens are not supported"
+        )
     nats = _cross_entropy(logits, labels, label_smoothing, z_loss)
     return jnp.sum(jnp.where(loss_mask, nats, 0.0)), jnp.sum(loss_mask, dtype=jnp.float32)
 
@@ -97,7 +104,9 @@ def _cross_entropy_jvp(label_smoothing, z_loss, primals, tangents):
     p = jnp.exp(logits.astype(jnp.float32) - normalizer[..., None])
     if z_loss:
         p = p * (1.0 + 2.0 * z_loss * normalizer[..., None])
-    hit = labels[..., None] == jax.lax.broadcasted_iota(labels.dtype, p.shape, p.ndim - 1)
+    # 8 bits could not count all classes.
+    places = jax.lax.broadcasted_iota(jnp.uint32, p.shape, p.ndim - 1)
+    hit = labels.astype(jnp.uint32)[..., None] == places
     rest = label_smoothing / logits.shape[-1]
     slope = p - jnp.where(hit, 1.0 - label_smoothing + rest, rest)
     return nats, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
@@ -107,7 +116,9 @@ def _nats(
     logits: jax.Array, labels: jax.Array, label_smoothing: float, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
     """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
-    label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    # A label that is none is V, whose logit is NaN; -1 would be the last class.
+    places = jnp.minimum(labels.astype(jnp.uint32), logits.shape[-1])[..., None]
+    label = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
     logits = logits.astype(jnp.float32)
     normalizer = logsumexp(logits)
     nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)

@@ -75,13 +75,24 @@ class DropoutRng(struct.PyTreeNode):
         `shape` is that of the mask without its last axis, and `start` is as in `keep_mask`.
         """
         start = (0,) * (len(shape) - 1) if start is None else start
-        words = jax.random.key_data(self.key).astype(jnp.uint32).reshape(-1)[:2]
+        words = key_words(self.key)
         name_word = self.name_word(name)
         key = _mix(_mix(words[0] ^ name_word) + self.example_ids.astype(jnp.uint32) * _ODD)
         for size, first in zip(shape[1:], start, strict=True):
             key = _mix(_numbered(key, size, first))
         # Two rounds with two keys: after one round, masks of neighbouring keys are correlated.
         return jnp.stack([key, _mix(key ^ words[1])])
+
+
+def key_words(key: Array) -> UInt32[Array, "2"]:
+    """Two words of a key of any kind, typed or not; `ValueError` for several keys."""
+    words = jax.random.key_data(key)
+    if words.ndim != 1:
+        raise ValueError(
+            f"the rng has the shape {key.shape}, but must be one key: the ids of the examples tell "
+            "them apart"
+        )
+    return words.astype(jnp.uint32)[:2]
 
 
 def as_dropout_rng(rng: DropoutRng | Array | None, rows: int) -> DropoutRng | None:

@@ -1,6 +1,7 @@
 """Sampling from a Markov model: processors, truncation, an EOS that may be missing, stopping."""
 
 from functools import partial
+from inspect import unwrap
 
 import jax
 import jax.numpy as jnp
@@ -10,11 +11,13 @@ import pytest
 from jaxformer.decoding import (
     Prompts,
     SamplingConfig,
+    begin_sampling,
     no_repeat_ngram,
     sample,
     suppress_tokens,
 )
 from jaxformer.errors import ConfigError
+from jaxformer.ops.dropout import DropoutRng
 
 VOCAB = 7
 PROBABILITIES = np.array([0.02, 0.30, 0.08, 0.30, 0.15, 0.05, 0.10])
@@ -240,3 +243,13 @@ def test_a_sampler_refuses_what_it_cannot_mean(values, message):
 def test_a_penalty_that_is_not_positive_is_refused():
     with pytest.raises(ConfigError, match="repetition_penalty=0.0, but it must be above 0"):
         SamplingConfig(repetition_penalty=0.0)
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_several_keys_are_refused_and_not_taken_for_the_first(make):
+    keys = jnp.stack([make(0), make(1)])
+    prompts = Prompts(*jnp.ones((2, 2), int), jnp.arange(2))
+    with pytest.raises(ValueError, match=r"the rng has the shape \(2.*\), but must be one key"):
+        unwrap(begin_sampling)(None, prompts, keys)
+    with pytest.raises(ValueError, match="must be one key"):
+        DropoutRng(keys, jnp.arange(2)).keep_mask("place", (2, 3), 0.5)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from inspect import unwrap
 
 import jax
 import jax.numpy as jnp
@@ -145,6 +146,37 @@ def test_an_invalid_position_adds_exactly_nothing():
         assert not np.any(slope[~valid]) and np.all(np.isfinite(slope))
         assert np.all(np.any(slope[valid] != 0, axis=-1))
     assert sums(logits, labels, np.zeros_like(valid), 0.1) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("label", [-1, -100, 5])
+@pytest.mark.parametrize("dtype", [np.int32, np.int8])
+def test_a_label_outside_the_classes_is_nan_and_no_class(label, dtype):
+    """-1 was the last class."""
+    logits, labels = jnp.zeros((1, 2, 5)), np.array([[4, label]], dtype)
+    nats, _ = jax.jit(cross_entropy)(logits, labels, np.array([[True, True]]))
+    assert np.isnan(nats)
+    nats, count = jax.jit(cross_entropy)(logits, labels, np.array([[True, False]]))
+    assert (float(nats), float(count)) == (pytest.approx(np.log(5)), 1)
+
+
+def test_the_gradient_of_labels_of_8_bits_is_that_of_32():
+    """Of 300 classes, 0 and 256 had the same number in 8 bits."""
+    labels = np.array([0, 3, 127], np.int8)
+
+    def slope(labels):
+        loss = lambda logits: cross_entropy(logits, labels, np.ones(3, bool))[0]  # noqa: E731
+        return jax.grad(loss)(jnp.zeros((3, 300)))
+
+    assert np.array_equal(slope(labels), slope(labels.astype(np.int32)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int32])
+def test_weights_of_tokens_are_refused(dtype):
+    """They were counted, and their losses were not multiplied by them."""
+    with pytest.raises(ConfigError, match=r"loss_mask is of .*32, but must be bool"):
+        unwrap(cross_entropy)(
+            jnp.zeros((1, 2, 5)), np.zeros((1, 2), int), np.full((1, 2), 2, dtype)
+        )
 
 
 def test_bfloat16_logits_are_summed_in_float32():
