@@ -49,9 +49,8 @@ def test_unknown_keys_are_ignored_and_named_in_one_line():
                 "rope_scaling": {"rope_type": "yarn", "factor": None},
                 "original_max_position_embeddings": 512,
                 "max_position_embeddings": 2048,
-                "partial_rotary_factor": 0.5,
             },
-            {"positions": Rotary(500_000.0, 0.5, Yarn(4.0, original_len=512))},
+            {"positions": Rotary(500_000.0, 1.0, Yarn(4.0, original_len=512))},
         ),
     ],
 )
@@ -59,3 +58,13 @@ def test_null_means_what_earlier_versions_of_transformers_made_of_it(family, cha
     """Today's refuse it; other old keys are in tests/peers."""
     config = copy.deepcopy(OF_TYPE[family]) | changes
     assert {name: getattr(read(config), name) for name in fields} == fields
+
+
+@pytest.mark.parametrize("inside", [True, False])
+@pytest.mark.parametrize("family", ["llama", "gemma3_text"])
+def test_scaled_positions_of_a_part_of_each_head_are_refused(family, inside):
+    """They were computed, in Gemma 3 also for layers whose positions are not scaled."""
+    part, scaling = {"partial_rotary_factor": 0.5}, {"rope_type": "linear", "factor": 2.0}
+    changes = {"rope_scaling": scaling | part} if inside else {"rope_scaling": scaling} | part
+    with pytest.raises(ConfigError, match="partial_rotary_factor=0.5 is not supported: only 1.0"):
+        read(copy.deepcopy(OF_TYPE[family]) | changes)

@@ -41,7 +41,8 @@ def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float
     """The base and the scaling of rotary positions, which newer versions store in one object.
 
     `base` and `fraction` are the keys of older versions. Without `fraction` whole heads are
-    rotated, except by scaled positions with a "partial_rotary_factor".
+    rotated, and a "partial_rotary_factor" of scaled positions is refused: transformers cannot
+    compute it either.
     """
     names = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.names[0])
     read = partial(_read, base, fraction, default_fraction)
@@ -67,8 +68,10 @@ def _read(
     unknown -= {"rope_theta", "rope_type", "type", _FRACTION}
     if kind is Yarn and {"mscale", "mscale_all_dim"} <= unknown and not rope.get(_MSCALE):
         raise ConfigError(f"{name}.mscale is not supported: give {name}.{_MSCALE}, its result")
-    whole = not fraction and kind is NoScaling  # the models of transformers rotate whole heads
-    unknown |= {_FRACTION} if whole and (hf.get(_FRACTION) or rope.get(_FRACTION)) else set()
+    part = None if fraction else rope.get(_FRACTION, hf.get(_FRACTION))
+    if part not in (None, 1) and kind is not NoScaling:
+        raise keys.unsupported(_FRACTION, part, 1.0)
+    unknown |= {_FRACTION} if part else set()
     keys.warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
     if hf.get(_ORIGINAL_LEN.names[0]):
         rope = rope | {_ORIGINAL_LEN.names[0]: hf[_ORIGINAL_LEN.names[0]]}
@@ -82,7 +85,7 @@ def _read(
                 return keys.parse_number(f"{name}.{key}" if key in rope else old, value, float)
         return default
 
-    rotated = 1.0 if whole else number(_FRACTION, fraction or _FRACTION, default_fraction)
+    rotated = number(_FRACTION, fraction, default_fraction) if fraction else 1.0
     return {"positions": Rotary(number("rope_theta", base, 10_000.0), rotated, kind(**values))}
 
 
