@@ -68,3 +68,13 @@ def test_scaled_positions_of_a_part_of_each_head_are_refused(family, inside):
     changes = {"rope_scaling": scaling | part} if inside else {"rope_scaling": scaling} | part
     with pytest.raises(ConfigError, match="partial_rotary_factor=0.5 is not supported: only 1.0"):
         read(copy.deepcopy(OF_TYPE[family]) | changes)
+
+
+@pytest.mark.parametrize("changes", [{"dense_act_fn": "silu"}, {"is_gated_act": None}])
+def test_keys_that_contradict_the_projection_of_a_t5_are_refused(changes):
+    """transformers computes what they say; they were ignored."""
+    config = copy.deepcopy(OF_TYPE["t5"])
+    if "is_gated_act" in changes:
+        changes = {"is_gated_act": "gated" not in config.get("feed_forward_proj", "relu")}
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))}=.* is not that of"):
+        read(config | changes)

@@ -70,7 +70,12 @@ def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
         raise keys.unsupported("feed_forward_proj", projection, *keys.ACTIVATIONS, *gated)
     # gelu in T5 1.1 is the approximation by tanh.
     activation = "gelu_tanh" if projection == "gated-gelu" else keys.ACTIVATIONS[name]
-    return {"feed_forward.activation": activation, "feed_forward.gated": name != projection}
+    gated, repeated = name != projection, hf.get("dense_act_fn")
+    if repeated is not None and keys.ACTIVATIONS.get(repeated) != activation:
+        raise ConfigError(f"dense_act_fn={keys.as_text(repeated)} is not that of {projection}")
+    if hf.get("is_gated_act") not in (None, gated):
+        raise ConfigError(f"is_gated_act={keys.as_text(not gated)} is not that of {projection}")
+    return {"feed_forward.activation": activation, "feed_forward.gated": gated}
 
 
 def _write_projection(config: TransformerConfig) -> dict[str, Any]:
