@@ -59,9 +59,6 @@ TRANSLATION = f"""
 LANGUAGE = f"{RUN} --data.seq_len 19 --data.batch_size 3 --training.evaluate_every 1 --prompts sun"
 ADDED = {
     "translation.train": TRANSLATION,
-    "translation.finetune": f"""
-        {STEPS} --task.num_scored 3 --task.beam_size 2 --task.source_len 19 --task.target_len 7
-    """,
     "language_modelling.train": LANGUAGE,
     "language_modelling.finetune": f"""
         {STEPS} --data.seq_len 41 --task.doc_stride 7 --task.num_examples 0
@@ -94,9 +91,8 @@ def run(command: str) -> None:
         short += " --data.train train.tsv --data.test test.tsv"
     if "--init_from" in command:  # the weights decide the sizes
         short = re.sub(r"--model\.\S+\s+\S+", "", short)
-    if name == "translation.finetune":  # the guide's pairs are too few to set some aside
-        given = "--data.train." in command
-        short += " --data.validation.source test.tsv" if given else f" {TEXTS}"
+    if "--data.test.source test.tsv" in command:  # the pairs are too few to set some aside
+        short += " --data.validation.source test.tsv"
     if "--strategy single" in command:
         short += " --name single"
     if "_masked" in command:

@@ -93,7 +93,7 @@ def train(
         )
         run, state, step = training.start(run, task)
         training.fit(run, step, state, task)
-        params = training.choose_weights(run, task, kind.SCORES[0])
+        params = training.choose_weights(run, task)
         name = "test" if "test" in data.parts else "validation"
         score(run, name, scored(params, data.parts[name]), data.parts[name])
     return read_result(run.folder)

@@ -4,13 +4,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from experiments.harness.runs import distributed, run_folder
+from experiments.harness.runs import distributed
 from experiments.harness.training import initialization
 from experiments.language_modelling import load_run
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.prepare import TOKENIZER
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.distributed import Strategy
+from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pretrained import load_sampling_config, load_without_weights
 from jaxformer.text import tokenizers
@@ -25,19 +26,16 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     run that starts from nothing.
     """
     folder = initialization.start_folder(config, "finetuning")
+    if folder is None:
+        raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
     loaded = load_run.below_head(load_without_weights(folder))
     model = loaded.model.config
-    if loaded.config is None:
-        source, tokenizer = load_run.describe(folder, loaded), str(folder)
-        if source.objective == "causal":
-            sampling, completion = load_sampling_config(folder, model.max_len)
-            source = replace(source, sampling=sampling, completion=completion)
-        if config.task.kind in ("classification", "pairs") and source.objective == "masked":
-            model = replace(model, pooler="tanh")  # published classifiers have one
-    else:
-        source = run_folder.load_config(folder, FinetuneConfig)
-        own = run_folder.folder_of(config.runs, "finetuning", config.name)
-        tokenizer = source.data.tokenizer if folder == own else str(folder / TOKENIZER)
+    source, tokenizer = load_run.start_settings(config, loaded, folder, "finetuning")
+    if loaded.config is None and source.objective == "causal":
+        sampling, completion = load_sampling_config(folder, model.max_len)
+        source = replace(source, sampling=sampling, completion=completion)
+    elif loaded.config is None and config.task.kind in ("classification", "pairs"):
+        model = replace(model, pooler="tanh")  # published classifiers have one
     data = replace(
         config.data,
         tokenizer=tokenizer,

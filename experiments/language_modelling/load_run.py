@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, TypeVar
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_folder import RunOptions
@@ -14,6 +14,8 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import Loaded, load_without_weights
+
+C = TypeVar("C", bound=LanguageConfig)
 
 HEADS = (Classifier, TokenClassifier, SpanPredictor)
 """Models with a `backbone`, which is what another task is learned from."""
@@ -72,24 +74,32 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     Dropout, dtype and initializer stay those of `config`, and so does the tokenizer of a run that
     continues another. Raises `ConfigError` for a model of another objective than that of `config`.
     """
-    parent = initialization.parent_of(config)
-    run = run_folder.folder_of(config.runs, "language_modelling", config.name)
-    if parent is None and (not config.init_from or initialization.is_begun(run)):
-        return initialization.with_parent(config, "language_modelling")
-    folder = initialization.locate_start(config) if parent is None else parent.folder
+    folder = initialization.start_folder(config, "language_modelling")
+    if folder is None:
+        return config
     loaded = load_without_weights(folder)
-    if parent is None:
-        source, tokenizer = describe(folder, loaded), folder
-    else:
-        source = run_folder.load_config(folder, LanguageConfig)
-        tokenizer = folder / "tokenizer" / "tokenizer.json"
+    source, tokenizer = start_settings(config, loaded, folder, "language_modelling")
     if source.objective != config.objective or isinstance(loaded.model, EncoderOnly):
         raise ConfigError(
             f"{folder} holds a {type(loaded.model).__name__} of the objective {source.objective!r}"
             f", but objective={config.objective!r} learns a {objective(config).model.__name__}: "
             "choose a preset of the other objective"
         )
-    config = initialization.with_parent(config, "language_modelling")
-    sizes = initialization.with_sizes(config.model, loaded.model.config)
-    data = replace(config.data, tokenizer=str(tokenizer))
-    return replace(config, model=sizes, data=config.data if config.continue_from else data)
+    data = replace(config.data, tokenizer=tokenizer)
+    started, _ = initialization.with_start(config, folder)
+    return replace(started, data=config.data if config.continue_from else data)
+
+
+def start_settings(
+    config: C, loaded: Loaded, folder: Path, experiment: str
+) -> tuple[C | LanguageConfig, str]:
+    """The settings of what is `loaded` from the `folder` that a run starts from, and its tokenizer.
+
+    The `experiment` is that of the run.
+    """
+    if loaded.config is None:
+        return describe(folder, loaded), str(folder)
+    source = run_folder.load_config(folder, type(config))
+    if folder == run_folder.folder_of(config.runs, experiment, config.name):
+        return source, source.data.tokenizer
+    return source, str(folder / "tokenizer" / "tokenizer.json")

@@ -79,7 +79,7 @@ def train(
         run, state, step = training.start(run, task)
         loaded = replace(loaded, config=run.config)  # with the parts that fit a GPU
         training.fit(run, step, state, task)
-        params = training.choose_weights(run, task, "validation_loss")
+        params = training.choose_weights(run, task)
         score(run, replace(loaded, params=params), data)
     return read_result(run.folder)
 

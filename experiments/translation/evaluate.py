@@ -1,7 +1,7 @@
 """Score a model: `python -m experiments.translation.evaluate --run RUN [--source F --target F]`.
 
 Prints BLEU and chrF of its translations against the raw target lines, with sacreBLEU's signatures,
-or ROUGE of its summaries; without files, of the run's own test text. With `--forced` prints
+and the run's own metrics; without files, of the run's own test text. With `--forced` prints
 instead, for each pair, the log-probability (nats) of the target given the source, and each token's;
 for a pair with a blank side an empty line.
 """
@@ -30,7 +30,6 @@ from experiments.translation.scoring import (
     describe_scores,
     evaluate,
     score_summaries,
-    scored_text,
     search_of,
 )
 from jaxformer.errors import ConfigError, DataError
@@ -116,7 +115,7 @@ def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
     if text is not None:
         return as_trained(text, loaded.config.data)
     corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
-    return scored_text(loaded.config, corpus.test if corpus.test.source else corpus.validation)
+    return corpus.test if corpus.test.source else corpus.validation
 
 
 def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:

@@ -15,8 +15,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from experiments.harness import cli
 from experiments.harness.results import exporting
 from experiments.harness.runs import distributed
-from experiments.harness.training import initialization
-from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.load_run import load_run
 from jaxformer import optional_dependencies
 from jaxformer.config import with_fields
@@ -24,7 +22,7 @@ from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed.processes import to_numpy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import BOS, EOS, PAD, SPECIAL_TOKENS, UNK, Tokenizer
 
 _PRESETS = ("grammar_marian", "wmt14_base_marian")
 _NEVER = -1e4
@@ -40,13 +38,13 @@ class ExportOptions(exporting.ExportOptions):
 
 
 def published(options: ExportOptions) -> exporting.Published:
-    """The run that `options` name, in Marian's layout; one that began with a folder, as it was.
+    """The run that `options` name, in Marian's layout, or in that of the folder of its tokenizers.
 
     Raises `ConfigError` for a model that the layout cannot hold.
     """
     loaded = load_run(options.folder, options)
     config, search = loaded.config, loaded.config.search
-    if isinstance(config, FinetuneConfig) and initialization.parent_of(config) is None:
+    if loaded.tokenizer.special[: len(SPECIAL_TOKENS)] != (PAD, BOS, EOS, UNK):
         ids = {"decoder_start_token_id": config.translation.bos}
         ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
         layout = (loaded.model, loaded.params, loaded.tokenizer, search)

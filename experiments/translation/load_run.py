@@ -6,7 +6,6 @@ from pathlib import Path
 from experiments.harness.runs.decoding_options import DecodingOptions
 from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training import build
-from experiments.translation.finetune_presets import FinetuneConfig
 from experiments.translation.presets import TranslationConfig
 from experiments.translation.scoring import search_of
 from jaxformer.distributed import Strategy
@@ -26,7 +25,7 @@ def load_run(
     Raises `ConfigError` as `build.load_run` does, and for a folder without a tokenizer or with
     another kind of model.
     """
-    loaded = build.load_run(folder, options, TranslationConfig, FinetuneConfig, devices=devices)
+    loaded = build.load_run(folder, options, TranslationConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         name = type(loaded.model).__name__
         raise ConfigError(f"{folder} holds a {name}, which does not translate")

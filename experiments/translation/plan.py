@@ -12,7 +12,7 @@ from experiments.harness.planning import PlannedTraining
 from experiments.harness.training.build import build_model
 from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import train
-from experiments.translation.prepare import with_parent
+from experiments.translation.prepare import with_start
 from experiments.translation.presets import TranslationConfig
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines import max_target_length, translate_ids
@@ -76,7 +76,7 @@ def _pairs(source: int, target: int, rows: int) -> PairBatch:
 
 
 planned = PlannedTraining(
-    prepare=with_parent,
+    prepare=with_start,
     batch=batch_of,
     build_model=build_model,
     make_step=train.make_init_and_step,

@@ -1,12 +1,11 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
-import shutil
 import textwrap
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from experiments.harness import cli
 from experiments.harness.cli import display
@@ -18,16 +17,31 @@ from experiments.translation.corpus import Text, open_corpus, write_known_words
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
+from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.nn.models import EncoderDecoder
+from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
+from jaxformer.pretrained import load_without_weights
 from jaxformer.records import Record
 from jaxformer.text import tokenizers
-from jaxformer.text.data import PairBatches, bucket_pairs, encode_pairs
+from jaxformer.text.data import PairBatches, PairIds, bucket_pairs, encode_pairs
 from jaxformer.text.tokenizers import Tokenizer
+
+EXPERIMENT = "translation"
+S = TypeVar("S", SearchConfig, TranslationOptions)
+
+
+class Side(NamedTuple):
+    """One side of the pairs as ids; `encode_pairs` takes it as a tokenizer."""
+
+    encode_batch: Callable[[list[str]], list[list[int]]]
+    """The ids of each line, without EOS where the batches add it; none for a blank line."""
+    vocab_size: int
 
 
 class Prepared(NamedTuple):
-    """The text, ready to train on. `model` has the sizes of the learned vocabularies."""
+    """The text, ready to train on. `model` has the sizes of learned vocabularies."""
 
     model: TransformerConfig
     source_tokenizer: Tokenizer
@@ -40,21 +54,24 @@ class Prepared(NamedTuple):
 def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     """Trains the tokenizers and encodes the training text into `folder`, unless it is there.
 
-    One joint vocabulary when `config.model.source_vocab_size` is None, else one a side. Raises
-    `CheckpointError` rather than replace the text that a run was trained on, `DataError` for
-    damaged files.
+    One joint vocabulary when `config.model.source_vocab_size` is None, else one a side; those of
+    what the run starts from are copied. Raises `CheckpointError` rather than replace the text that
+    a run was trained on, `DataError` for damaged files.
     """
     cache = text_cache(config)
     with distributed.together():
         corpus = open_corpus(config.data, cache)
+        if distributed.is_first():
+            _copy_tokenizers(config, folder)
         wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config, folder)}
     assert_processes_agree({"training text": wanted["text"]})
     with distributed.together():
         if distributed.is_first():
             _prepare(config, cache, corpus.train, wanted, folder)
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
-    model = sized(config.model, source_tokenizer, target_tokenizer)
-    data = config.data
+    model, data = config.model, config.data
+    if not initialization.start_folder(config, EXPERIMENT):
+        model = sized(model, source_tokenizer, target_tokenizer)
     batches = bucket_pairs(
         *(cache.whole_tokens(folder / "data" / f"{side}.tokens") for side in ("source", "target")),
         seed=config.training.seed,
@@ -63,20 +80,43 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         max_len=config.model.max_len,
         pad_to_multiple=data.pad_to_multiple,
         batch_size_multiple=data.batch_size_multiple * config.training.parts,
+        special=sides(config, source_tokenizer, target_tokenizer)[1],
     )
     return Prepared(
         model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
     )
 
 
-def with_parent(config: TranslationConfig) -> TranslationConfig:
-    """`config` with the sizes of the run it starts from; `ConfigError` where that is no run."""
-    config = initialization.with_parent(config, "translation")
-    folder = run_folder.folder_of(config.runs, "translation", config.name)
-    known = initialization.parent_of(config) or initialization.is_begun(folder)
-    if config.init_from and not known:
-        initialization.refuse_parent("init_from", config.init_from)
-    return config
+def with_start(config: TranslationConfig) -> TranslationConfig:
+    """`config` with the sizes, the ids and the search of what it starts from, if it does.
+
+    Dropout and dtype stay those of `config`, and so do settings of the search that are not the
+    defaults. Raises `ConfigError` for a model that does not translate, or has no tokenizer.
+    """
+    folder = initialization.start_folder(config, EXPERIMENT)
+    if folder is None:
+        return config
+    config, loaded = initialization.with_start(config, folder)
+    if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
+        raise ConfigError(
+            f"{folder} holds a {type(loaded.model).__name__}, which does not translate"
+        )
+    if loaded.tokenizer is None:
+        raise ConfigError(f"{folder} has no tokenizer.json: write one there")
+    search, options = loaded.choose_settings((), {}, SearchConfig, TranslationOptions)
+    return replace(
+        config,
+        search=_over(search, config.search),
+        translation=_over(options, config.translation),
+    )
+
+
+def _over(below: S, settings: S) -> S:
+    """`below` with those of `settings` that are not the defaults."""
+    default = type(settings)()
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    changes = {name: x for name, x in values.items() if x != getattr(default, name)}
+    return replace(below, **changes)
 
 
 def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
@@ -91,9 +131,40 @@ def load_tokenizers(folder: Path) -> tuple[Tokenizer, Tokenizer]:
             f"{folder / 'tokenizer'} does not hold the tokenizers that the run's text was encoded "
             "with: put the run's own there, or use another --name"
         )
-    target = tokenizers.load_standard(folder / "tokenizer" / "target.json")
+    target = tokenizers.load(folder / "tokenizer" / "target.json")
     source = folder / "tokenizer" / "source.json"
-    return (tokenizers.load_standard(source) if source.exists() else target), target
+    return (tokenizers.load(source) if source.exists() else target), target
+
+
+def sides(
+    config: TranslationConfig, source: Tokenizer, target: Tokenizer
+) -> tuple[tuple[Side, Side], PairIds]:
+    """Source and target as the run's search reads and writes them, and the ids of their batches.
+
+    A text has the prefix and the special tokens around it, also where it is cut.
+    """
+    search, options = with_target_language(target, config.search, config.translation)
+    first = first_ids(source) if search.forced_bos is None else [search.forced_bos]
+    eos, data = search.eos[0], config.data
+    # The last id of a folder's source may be another than EOS.
+    added = eos if source.template is None and source.languages is None else None
+
+    def ended(rows: list[list[int]], length: int) -> list[list[int]]:
+        if length:
+            most = min(length, config.model.max_len)
+            rows = [[*row[: most - 1], *row[-1:]] if len(row) > most else row for row in rows]
+        return rows if added is None else [row[:-1] for row in rows]
+
+    def read(lines: list[str]) -> list[list[int]]:
+        return ended(source_ids(lines, source, search, options), data.source_len)
+
+    def written(lines: list[str]) -> list[list[int]]:
+        rows = zip(lines, target.encode_batch(lines), strict=True)
+        ids = [[*first, *row, eos] if line.strip() else [] for line, row in rows]
+        return ended(ids, data.target_len)
+
+    both = Side(read, source.vocab_size), Side(written, target.vocab_size)
+    return both, PairIds(options.pad, options.bos, added)
 
 
 def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:
@@ -124,15 +195,34 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: run_files.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))}
 
 
+def _copy_tokenizers(config: TranslationConfig, folder: Path) -> None:
+    """Puts the tokenizers of what a run starts from into its `folder`."""
+    start = initialization.start_folder(config, EXPERIMENT)
+    if start in (None, folder):
+        return
+    loaded, place = load_without_weights(start), folder / "tokenizer"
+    place.mkdir(parents=True, exist_ok=True)
+    if loaded.tokenizer is not loaded.target_tokenizer:
+        loaded.tokenizer.save(place / "source.json")
+    loaded.target_tokenizer.save(place / "target.json")
+
+
 def _wanted(config: TranslationConfig, folder: Path) -> list:
     """The settings that decide tokenizers and ids besides the text, as JSON."""
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
     wanted += ["lowercase"] if data.lowercase else []
-    parent = initialization.parent_of(config)
-    if parent is None and not initialization.is_begun(folder):
-        return wanted
-    return [*wanted, _digests(parent.folder if parent else folder)]
+    ids = _id_settings(config.search, config.translation) + [data.source_len, data.target_len]
+    usual = _id_settings(SearchConfig(), TranslationOptions()) + [0, 0]
+    wanted += [ids] if ids != usual else []
+    is_first_text = not initialization.start_folder(config, EXPERIMENT)
+    return wanted if is_first_text else [*wanted, _digests(folder)]
+
+
+def _id_settings(search: SearchConfig, options: TranslationOptions) -> list:
+    """The settings that decide how texts begin and end."""
+    languages = options.source_language, options.target_language
+    return [search.eos[0], search.forced_bos, options.bos, options.pad, options.prefix, *languages]
 
 
 def _prepare(
@@ -153,23 +243,19 @@ def _prepare(
     if prepared == wanted:
         return
     record.path.unlink(missing_ok=True)  # written again when everything else is
-    (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
-    make = partial(_write_tokenizers, config, read)
-    # The code of a user's tokenizer may change.
-    tokenizer_cache = NOTHING_KEPT if is_import_name(config.data.tokenizer) else cache
-    tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
-    encode = partial(_encode, config.data, read, load_tokenizers(folder))
+    is_first_text = not initialization.start_folder(config, EXPERIMENT)
+    if is_first_text:
+        (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
+        make = partial(_train_tokenizers, config, read)
+        # The code of a user's tokenizer may change.
+        tokenizer_cache = NOTHING_KEPT if is_import_name(config.data.tokenizer) else cache
+        tokenizer_cache.fill(folder / "tokenizer", ["tokenizers", wanted], make)
+    encode = partial(_encode, config, read, load_tokenizers(folder), is_first_text)
     cache.fill(folder / "data", ["pairs", wanted, _digests(folder)], encode)
     record.write(wanted | {"tokenizers": _digests(folder)})
 
 
-def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
-    """Writes the tokenizers of the run that `config` starts from, or trains them."""
-    parent = initialization.parent_of(config)
-    if parent is not None:
-        for path in parent.folder.glob("tokenizer/*.json"):
-            shutil.copyfile(run_files.local_copy(path), folder / path.name)
-        return
+def _train_tokenizers(config: TranslationConfig, read: Callable[[], Text], folder: Path) -> None:
     text, model, train = read(), config.model, partial(_train, config.data)
     with display.phase("training the tokenizer"):
         if model.source_vocab_size is None:
@@ -182,15 +268,17 @@ def _write_tokenizers(config: TranslationConfig, read: Callable[[], Text], folde
 
 
 def _encode(
-    data: DataConfig,
+    config: TranslationConfig,
     read: Callable[[], Text],
     tokenizer_pair: tuple[Tokenizer, Tokenizer],
+    is_first_text: bool,
     folder: Path,
 ) -> None:
-    text, (source, target) = read(), tokenizer_pair
+    text, (source, target) = read(), sides(config, *tokenizer_pair)[0]
     with display.phase(f"encoding {len(text.source):,} pairs"):
         encode_pairs(text.source, text.target, source, folder, target_tokenizer=target)
-        write_known_words(folder, text.source)
+        if is_first_text:  # a model that the run starts from knows other words, too
+            write_known_words(folder, text.source)
 
 
 def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
@@ -207,9 +295,9 @@ def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
 def main(config: TranslationConfig) -> None:
     """Prepares the run's text and describes it."""
     with distributed.joined(config):
-        config = with_parent(config)
+        config = with_start(config)
         folder = run_folder.open_folder(
-            config.runs, "translation", config.name, config, may_differ=config.free_fields()
+            config.runs, EXPERIMENT, config.name, config, may_differ=config.free_fields()
         ).folder
         print(describe(prepare(config, folder)))
         print(f"prepared in {folder}")

@@ -11,6 +11,7 @@ from jaxformer.config import (
     Checked,
     Count,
     Fraction,
+    Natural,
     NormOptions,
     OutputOptions,
     Rotary,
@@ -67,6 +68,11 @@ class DataConfig(Checked):
     """The number of pairs in a batch is a multiple of this, so that devices can share it."""
     batches: str = ""
     """Your own batches as package.module:name, a function of (config, prepared); empty: none."""
+    source_len: Natural = 0
+    """Longest source in tokens; the rest of a longer one is cut off. 0: pairs of more tokens than
+    the model reads are left out."""
+    target_len: Natural = 0
+    """Longest target in tokens; the rest of a longer one is cut off. 0: as source_len."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -116,9 +122,10 @@ class TranslationConfig(RunConfig):
     training: TrainingConfig = TrainingConfig()
     """The training."""
     search: SearchConfig = SearchConfig()
-    """The search for translations after training."""
+    """The search for translations after training. A run that starts from another model has that
+    one's search, with what differs here from the defaults."""
     translation: TranslationOptions = TranslationOptions()
-    """The batches, lengths and ids of these translations."""
+    """The batches, lengths, prefix and ids of these translations; as for the search."""
 
 
 _COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)
@@ -252,6 +259,37 @@ grammar_marian = replace(
 )
 wmt14_base_marian = _marian(wmt14_base)
 
+summaries = TranslationConfig(
+    name="summaries",
+    model=grammar.model,
+    data=DataConfig("files", batch_tokens=1_024, buckets=1, source_len=128, target_len=64),
+    optimizer=OptimizerConfig(
+        schedule="linear",
+        learning_rate=3e-4,
+        warmup_steps=20,
+        total_steps=300,
+        min_lr_ratio=0.0,
+        grad_clip_norm=1.0,
+        weight_decay=0.01,
+    ),
+    training=TrainingConfig(
+        label_smoothing=0.0,
+        log_every=10,
+        save_every=100,
+        evaluate_every=100,
+        average_checkpoints=1,
+        metrics=("experiments.translation.evaluate:rouge",),
+        early_stopping_metric="validation_rougeLsum",
+    ),
+    init_from="runs/translation/grammar",
+)
+translations = replace(
+    summaries,
+    name="translations",
+    data=replace(summaries.data, corpus="grammar"),
+    training=replace(summaries.training, metrics=(), early_stopping_metric=""),
+)
+
 _ALL = (
     grammar,
     grammar_marian,
@@ -262,5 +300,7 @@ _ALL = (
     wmt14_base,
     wmt14_base_marian,
     wmt14_big,
+    summaries,
+    translations,
 )
 PRESETS = {preset.name: preset for preset in _ALL}

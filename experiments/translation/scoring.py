@@ -16,17 +16,17 @@ from experiments.translation.corpus import (
     fingerprint,
     read_known_words,
 )
+from experiments.translation.prepare import sides
 from experiments.translation.presets import TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig, TranslationOptions
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, translate
 from jaxformer.pipelines.translation import source_ids
 from jaxformer.pretrained import Loaded
 from jaxformer.text import metrics
 from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
-from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
@@ -53,26 +53,19 @@ def evaluate(
     `language` is that of the target lines (empty: the run's), `tokenize` as in
     `score_translations`. With `lowercased` also after lower-casing, punctuation normalisation and
     Moses tokenisation. A run's own metrics come last. A line of more than `max_len` tokens gets an
-    empty translation, and a warning on stderr. A fine-tuned run is scored as it was trained: its
-    sources are cut, and summaries have ROUGE.
+    empty translation, and a warning on stderr; a run whose sources are cut is scored so, too.
     """
-    config = loaded.config
-    task = task_of(config)
+    config, length = loaded.config, 0
     if config is not None:
-        language = language or config.data.target_language
-    lines, blanked = prepare_sources(loaded, text.source, task and task.source_len)
+        language, length = language or config.data.target_language, config.data.source_len
+    lines, blanked = prepare_sources(loaded, text.source, length)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
     translations = translate(loaded, lines, search, details=True)
     hypotheses = [best[0].text for best in translations]
     scores: dict[str, Any]
-    if task is not None and task.metric == "rouge":
-        if lowercased or tokenize:
-            raise ConfigError("lowercased and tokenize are of BLEU, but summaries have ROUGE")
-        scores = score_summaries(hypotheses, text.target)
-    else:
-        scores = metrics.score_translations(hypotheses, text.target, language, tokenize)._asdict()
-        scores["exact"] = metrics.exact_match(hypotheses, text.target)
+    scores = metrics.score_translations(hypotheses, text.target, language, tokenize)._asdict()
+    scores["exact"] = metrics.exact_match(hypotheses, text.target)
     if lowercased:
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores |= {"lowercased": lower._asdict()}
@@ -110,11 +103,6 @@ def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
     return search, options
 
 
-def task_of(config: Any) -> Any:
-    """The `TaskOptions` of a fine-tuning; None of another run, and of no run."""
-    return getattr(config, "task", None)
-
-
 def losses(loaded: Loaded, text: Text) -> dict[str, float]:
     """`validation_loss` of `text`: nats per target token, without label smoothing.
 
@@ -125,7 +113,7 @@ def losses(loaded: Loaded, text: Text) -> dict[str, float]:
     batches = _batches(loaded, text)
     if not batches:
         return {}
-    options = {"pad": PAD, "loss_chunk": training.loss_chunk}
+    options = {"pad": loaded.config.translation.pad, "loss_chunk": training.loss_chunk}
     sums = build.loss_sums(seq2seq_loss, loaded, batches, **options)
     smoothed = options | {"label_smoothing": training.label_smoothing}
     custom = build.user_loss_metrics(loaded, batches, **smoothed)
@@ -135,15 +123,17 @@ def losses(loaded: Loaded, text: Text) -> dict[str, float]:
 def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
     """The pairs of `text` once, in at most two shapes of `batch_tokens` target positions."""
     config = loaded.config
+    (source, target), special = sides(config, loaded.tokenizer, loaded.target_tokenizer)
     try:
         pairs = bucket_pairs(
-            Tokens.from_lists(loaded.tokenizer.encode_batch(text.source)),
-            Tokens.from_lists(loaded.target_tokenizer.encode_batch(text.target)),
+            Tokens.from_lists(source.encode_batch(text.source)),
+            Tokens.from_lists(target.encode_batch(text.target)),
             seed=config.training.seed,
             batch_tokens=max(config.data.batch_tokens // config.training.parts, 1),
             buckets=2,
             max_len=config.model.max_len,
             pad_to_multiple=config.data.pad_to_multiple,
+            special=special,
         )
     except DataError:  # no pair is left
         return []
@@ -151,14 +141,15 @@ def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
 
 
 def prepare_sources(
-    loaded: Loaded, lines: Sequence[str], length: int | None = None
+    loaded: Loaded, lines: Sequence[str], length: int = 0
 ) -> tuple[list[str], list[int]]:
     """`lines` as the model can read them, and the numbers, from 1, of those made blank.
 
-    What follows `length` tokens of a line is cut off; a line that is too long then is made blank.
+    What follows `length` tokens of a line is cut off, unless that is 0; a line that is too long
+    then is made blank.
     """
     search, options = search_of(loaded)
-    if length is not None:
+    if length:
         length = min(length, loaded.model.config.max_len)
 
         def cut(line: str, ids: list[int]) -> str:
@@ -231,9 +222,6 @@ def describe_scores(
         translation_items,
     )
 
-    if "bleu" not in scores:
-        means = ", ".join(f"{x.replace('rouge', 'ROUGE-')} {scores[x]:.2f}" for x in ROUGE)
-        return f"{name}: {len(hypotheses):,} summaries, {means}"
     halves = {}
     for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
         items = translation_items(metric, hypotheses, references, language, tokenize)
@@ -248,6 +236,9 @@ def describe_scores(
     if "lowercased" in scores:
         lower = scores["lowercased"]
         lines.append(f"  BLEU {lower['bleu']:.2f}  {lower['bleu_signature']}")
+    if "rouge1" in scores:
+        means = ", ".join(f"{x.replace('rouge', 'ROUGE-')} {scores[x]:.2f}" for x in ROUGE)
+        lines.append(f"  {means}")
     return "\n".join(lines)
 
 
@@ -273,16 +264,12 @@ def describe_run(run: OpenRun, name: str, text: Text, scores: dict, hypotheses: 
         abilities = "The model has not learned to translate yet: give it more steps or more text."
     elif scores["bleu"] < 30:
         abilities = "The model translates in part: more steps or more text would help. " + limits
+    if run.config.init_from:
+        abilities = ""  # other text taught the model more
     files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
     commands = [("translation.translate",)]
     language = run.config.data.target_language
     described = describe_scores(name, scores, hypotheses, text.target, language)
     folder_and_next = describe_folder(run.folder, files, commands)
-    return "\n\n".join([described, textwrap.fill(abilities, width=80), folder_and_next])
-
-
-def scored_text(config: TranslationConfig, text: Text) -> Text:
-    """The pairs of `text` that the run is scored on: all, or the first of a fine-tuning."""
-    task = task_of(config)
-    most = task.num_scored or None if task else None
-    return Text(text.source[:most], text.target[:most])
+    paragraphs = described, textwrap.fill(abilities, width=80), folder_and_next
+    return "\n\n".join(filter(None, paragraphs))

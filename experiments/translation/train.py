@@ -16,14 +16,13 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.utilization import seq2seq_cost
 from experiments.translation import scoring
-from experiments.translation.prepare import Prepared, describe, prepare, with_parent
+from experiments.translation.prepare import Prepared, describe, prepare, with_start
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.distributed import Strategy
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pretrained import Loaded
 from jaxformer.text import tokenizers
 from jaxformer.text.data import PairBatch
-from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
 
 EXPERIMENT = "translation"
@@ -42,7 +41,10 @@ def make_init_and_step(
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     options = config.training
     loss = training.build_loss(options, seq2seq_loss)(
-        model, pad=PAD, label_smoothing=options.label_smoothing, loss_chunk=options.loss_chunk
+        model,
+        pad=config.translation.pad,
+        label_smoothing=options.label_smoothing,
+        loss_chunk=options.loss_chunk,
     )
     inputs = batch.source, batch.target[:, :-1]
     return training.init_and_step(config, model, loss, inputs, devices)
@@ -62,7 +64,7 @@ def train(
     """
     config = training.with_values(config, **values)
     scoring.check_extras(config)
-    with training.open_run(EXPERIMENT, config, SCORES, loggers, with_parent) as run:
+    with training.open_run(EXPERIMENT, config, SCORES, loggers, with_start) as run:
         data = prepare(run.config, run.folder)
         display.say(describe(data))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabularies
@@ -80,7 +82,7 @@ def train(
         )
         run, state, step = training.start(run, task)
         training.fit(run, step, state, task)
-        params = training.choose_weights(run, task, "validation_bleu")
+        params = training.choose_weights(run, task)
         score(run, replace(loaded, params=params), data)
     return read_result(run.folder)
 

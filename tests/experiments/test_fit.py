@@ -151,7 +151,7 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
             right = bool(np.all(params["w"] == best["w"]))
             return EvaluationResult({"validation_bleu": 9.0 if right else 8.0})
 
-        chosen = choose_weights(run, task_of(validate), "validation_bleu")
+        chosen = choose_weights(run, task_of(validate))
     np.testing.assert_array_equal(chosen["w"], best["w"])
     note = json.loads((tmp_path / "weights.json").read_text())
     assert note["steps"] == [2] and note["validation_bleu"] == 9.0
@@ -182,6 +182,8 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
     with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
         checkpoints.annotate(10, {}, -1.0)
         best = checkpoints.restore_params(10)
+        run = run_in(tmp_path, checkpoints)
+        run = replace(run, watched=StoppingMetric("validation_bleu", -1.0))
         for is_lost in (("loss",), ("bleu", "loss")):
 
             def validate(params, step, lost=is_lost):
@@ -191,12 +193,12 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
 
             said = "the weights of step 17 is not finite: the result of .* is step 10"
             with pytest.raises(Diverged, match=said) as raised:
-                choose_weights(run_in(tmp_path, checkpoints), task_of(validate), "validation_bleu")
+                choose_weights(run, task_of(validate))
             assert exit_code(raised.value) == 70
             assert json.loads((tmp_path / "weights.json").read_text())["steps"] == [10]
         best = {"w": np.zeros(3)}
         with pytest.raises(Diverged, match="the validation of no checkpoint is finite"):
-            choose_weights(run_in(tmp_path, checkpoints), task_of(validate), "validation_bleu")
+            choose_weights(run, task_of(validate))
 
 
 def test_a_run_that_trains_on_has_no_final_weights_until_its_new_end(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.training.build import build_model
-from experiments.harness.training.initialization import parent_of, take_over, with_parent
+from experiments.harness.training.initialization import parent_of, take_over
 from experiments.language_modelling import load_run
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import make_init_and_step, train
@@ -112,7 +112,7 @@ def begin(base, parent, tmp_path):
     """A function that starts a run of `base` with changes, before its first step is compiled."""
 
     def begin(fingerprint="", **changes):
-        config = with_parent(changed(base, **changes), "language_modelling")
+        config = load_run.with_pretrained_sizes(changed(base, **changes))
         batch = StreamBatch(np.zeros((4, 20), np.int32), np.ones((4, 19), bool), np.arange(4))
         model, devices = build_model(config), single()
         init, _ = make_init_and_step(config, model, batch, devices)
@@ -134,7 +134,7 @@ def begin(base, parent, tmp_path):
         (ConfigError, "was trained on other batches than these", {"fingerprint": "other"}),
         (CheckpointError, "does not fit this model and opt", {"optimizer__name": "lion"}),
         (ConfigError, "without an optimizer state", {"continue_from": "@best"}),
-        (CheckpointError, "no committed checkpoint of step 4", {"continue_from": "@4"}),
+        (CheckpointError, "has no checkpoint of step 4", {"continue_from": "@4"}),
         (ConfigError, "both say where the weights come from", {"init_from": "gpt2"}),
     ],
 )

@@ -57,10 +57,6 @@ MISTAKES = {
         ("--preset chat --init_from {causal}", 2, "give --data.train FILE"),
         ("--init_from=", 2, "a fine-tuning starts from a model: give --init_from"),
     ],
-    "translation.finetune": [
-        ("--init_from {causal}", 2, "holds a DecoderOnly, which does not translate"),
-        ("--init_from=", 2, "a fine-tuning starts from a model: give --init_from"),
-    ],
     "language_modelling.generate": [
         ("--run absent", 2, "absent is not a folder: give one with a conf"),
         ("--run {tiny}", 66, "no complete checkpoint: train first"),

@@ -6,7 +6,6 @@ import re
 import shutil
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -169,16 +168,16 @@ def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder)
         )
 
 
-def begun(config, state, devices):
+def begun(config, state, devices, run_folder):
     """`state` with what a new run with `config` takes over."""
     no_checkpoints = SimpleNamespace(steps=lambda: [])
     run = SimpleNamespace(
-        config=config, devices=devices, checkpoints=no_checkpoints, folder=Path("nowhere")
+        config=config, devices=devices, checkpoints=no_checkpoints, folder=run_folder
     )
     return initialization.take_over(run, SimpleNamespace(read_start=None), state)
 
 
-def test_a_run_begins_with_the_weights(folder):
+def test_a_run_begins_with_the_weights(folder, tmp_path):
     path = folder("gpt")
     given = begun_from(path)
     given = replace(given, training=replace(given.training, ema_decay=0.5))
@@ -186,7 +185,7 @@ def test_a_run_begins_with_the_weights(folder):
     make_state, _ = train.make_init_and_step(
         config, build_model(config), plan.batch_of(config), devices
     )
-    state = begun(config, devices.init(make_state), devices)
+    state = begun(config, devices.init(make_state), devices, tmp_path)
     expected = load_pretrained(path).params
     for tree in (state.params, state.ema):
         jax.tree.map(np.testing.assert_array_equal, tree, expected)

@@ -30,8 +30,8 @@ from experiments.language_modelling import finetune as language_finetune
 from experiments.language_modelling import generate
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import LanguageConfig
-from experiments.translation import evaluate, export, finetune, load_run, scoring, train, translate
-from experiments.translation.presets import PRESETS, Files, TranslationConfig
+from experiments.translation import evaluate, export, load_run, scoring, train, translate
+from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.text.tokenizers import PAD
 from jaxformer.training.losses import seq2seq_loss
 from tests.experiments.tiny_runs import WORDS, changed, language_config, translation_config
@@ -85,11 +85,8 @@ def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> 
     exported = folder / f"{layout}-marian"
     printed(export.main, at(export.ExportOptions, out=str(exported)))
     results["exported"] = tensors(exported)
-    files = Files(str(folder / "train.source"), str(folder / "train.target"))
-    data = replace(config.data, train=files, validation=files, test=files)
-    pairs = replace(finetune.PRESETS["translations"], data=data)
-    pairs = changed(pairs, task__num_scored=7, task__batch_size=5)
-    results["finetuned"] = tuned(finetune, pairs, run, folder, layout)
+    pairs = replace(train.PRESETS["translations"], data=config.data)
+    results["finetuned"] = tuned(train, pairs, run, folder, layout)
     return results
 
 

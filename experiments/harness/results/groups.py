@@ -28,7 +28,7 @@ _FREE = (
 """Settings that runs of one group may differ in: the seed, folders, and what is only logged."""
 _LONGEST = 40
 """Characters of a name that is made of settings; a longer one is that of the first run."""
-_DEFAULTS = ("bleu", "bits_per_byte", "rougeLsum", "f1", "loss", "accuracy")
+_DEFAULTS = ("rougeLsum", "bleu", "bits_per_byte", "f1", "loss", "accuracy")
 """The metric of a comparison: the first that the runs have."""
 _LIKELIHOODS = {
     "loss": ("tokens", 1.0),

@@ -26,7 +26,7 @@ from jaxformer.distributed import Strategy, agreed
 from jaxformer.distributed.mesh import device_memory
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import stack_blocks, unstack_blocks
-from jaxformer.pretrained import Loaded, is_pretrained, load
+from jaxformer.pretrained import Loaded, is_pretrained, load, load_without_weights
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
@@ -56,25 +56,20 @@ def parent_of(config: Any) -> RunOptions | None:
     return RunOptions(str(path), **options)
 
 
-def with_parent(config: C, experiment: str) -> C:
-    """`config` with the sizes, model and block of the run it starts from.
+def with_start(config: C, folder: Path) -> tuple[C, Loaded]:
+    """`config` with the sizes, model and block of what is in `folder`, and that without weights.
 
-    Dropout, dtype and initializer stay those of `config`. Raises `ConfigError` where
-    `continue_from` names what is not a run; a run that has begun no longer needs its parent.
+    Dropout, dtype and initializer stay those of `config`.
     """
     run: Any = config
-    parent = parent_of(run)
-    if parent is None:
-        if run.continue_from and not is_begun(run_folder.folder_of(run.runs, experiment, run.name)):
-            refuse_parent("continue_from", run.continue_from)
-        return config
-    source: Any = run_folder.load_config(parent.folder, type(config))
-    parts = ("model", "block")
-    values = {name: getattr(source.training, name) for name in parts}
-    if run.init_from and run.training.block:  # a block that the user gives may add parameters
-        values["block"] = run.training.block
-    training = replace(run.training, **values)
-    return replace(run, model=with_sizes(run.model, source.model), training=training)
+    loaded, training = load_without_weights(folder), run.training
+    if loaded.config is not None:
+        source: Any = run_folder.load_config(folder, type(config)).training
+        # A block that the user gives may add parameters.
+        block = (run.init_from and training.block) or source.block
+        training = replace(training, model=source.model, block=block)
+    model = with_sizes(run.model, loaded.model.config)
+    return replace(run, model=model, training=training), loaded
 
 
 def with_sizes(own: TransformerConfig, source: TransformerConfig) -> TransformerConfig:
@@ -82,25 +77,20 @@ def with_sizes(own: TransformerConfig, source: TransformerConfig) -> Transformer
     return with_fields(source, {name: dotted_fields(own)[name] for name in TRAINING_ONLY})
 
 
-def start_folder(config: Any, experiment: str) -> Path:
-    """The folder that a fine-tuning starts from; its own once it has begun.
+def start_folder(config: Any, experiment: str) -> Path | None:
+    """The folder of the run, or of transformers, that `config` starts from; None for neither.
 
-    Raises `ConfigError` for a run that starts from nothing, and as `locate_start` does.
+    It is the run's own once it has begun. Raises `ConfigError` for what is no folder, and for what
+    is no run where `continue_from` names it, `CheckpointError` for a run without a checkpoint.
     """
     own = run_folder.folder_of(config.runs, experiment, config.name)
     if is_begun(own):
         return own
-    if not config.init_from:
-        raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
-    return locate_start(config)
-
-
-def locate_start(config: Any) -> Path:
-    """The folder of the run, or of transformers, that `config.init_from` names.
-
-    Raises `ConfigError` for what is no folder, `CheckpointError` for a run without a checkpoint.
-    """
     parent = parent_of(config)
+    if config.continue_from and parent is None:
+        refuse_parent("continue_from", config.continue_from)
+    if not (parent or config.init_from):
+        return None
     folder = locate(config.init_from) if parent is None else parent.folder
     if not is_pretrained(folder) and (folder / "config.json").is_file():
         _ = (parent or RunOptions(str(folder))).weights  # raises where it has none
@@ -117,7 +107,7 @@ def load_start(config: Any, devices: Strategy) -> Loaded:
 
 
 def is_begun(folder: Path) -> bool:
-    """Whether the run in `folder` started from another run."""
+    """Whether the run in `folder` has the weights of what it starts from."""
     return parent_record(folder).path.exists()
 
 
@@ -226,7 +216,7 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
         state = with_loaded(config, state, params, run.devices, is_stacked, is_part=is_part)
     if steps:
         display.say(f"step {', '.join(map(str, steps))} of {source}")
-    if distributed.is_first() and (parent or task.read_start):
+    if distributed.is_first():
         folder = str(parent.folder) if parent else source
         parent_record(run.folder).write({"how": option, "run": folder, "steps": steps})
     return state

@@ -22,7 +22,7 @@ from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.statistics import described_score
 from experiments.harness.training import build
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
-from experiments.harness.training.training_config import StrategyName, TrainingConfig
+from experiments.harness.training.training_config import StrategyName
 from experiments.harness.training.utilization import peak_of
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
@@ -171,20 +171,20 @@ def choose_devices(
     return single(devices[0] if devices else None, compiler_options=options)
 
 
-def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
+def choose_weights(run: OpenRun, task: Task) -> Any:
     """The final weights: the mean of the last checkpoints, or those of the best one alone.
 
-    Both are evaluated as the task's `evaluate` says. The better `score` wins, the mean wins a tie,
-    and one that is not finite never wins. weights.json records the choice. Raises `Diverged` where
-    one of them is not finite.
+    Both are evaluated as the task's `evaluate` says. The better score, the one that early stopping
+    watches, wins; the mean wins a tie, and one that is not finite never wins. weights.json records
+    the choice. Raises `Diverged` where one of them is not finite.
     """
     training, checkpoints = run.config.training, run.checkpoints
-    sign = stopping_metric(TrainingConfig(), (score,)).sign
+    score = run.watched.name
     assert task.evaluate is not None
     last = last_steps(checkpoints, training.average_checkpoints)
     # Only the first process notes a validation: another one may not see that of the last step yet.
     best = int(agreed(checkpoints.best_step() or 0))
-    chosen: tuple[float, list[int], Any] | None = None
+    chosen: tuple[float, list[int], Any, float] | None = None
     diverged: list[str] = []
     for steps in [last, [best]] if best and last != [best] else [last]:
         params = checkpoints.average_params(
@@ -193,19 +193,19 @@ def choose_weights(run: OpenRun, task: Task, score: str) -> Any:
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
             scores = task.evaluate(params, 0).scores
-        value = scores[score]
+        metric, value = run.watched.of(scores), scores[score]
         display.say(f"  validation {described_score(score, value)}")
         # BLEU is 0 where the loss is NaN.
         if not (math.isfinite(value) and math.isfinite(scores.get("validation_loss", 0.0))):
             diverged.append(names)
-        elif chosen is None or sign * value < sign * chosen[0]:
-            chosen = value, steps, params
+        elif chosen is None or metric < chosen[0]:
+            chosen = metric, steps, params, value
     if chosen is None:
         raise Diverged(
             "the validation of no checkpoint is finite: lower the learning rate, or train with "
             "--model.dtype float32, under another --name"
         )
-    value, steps, params = chosen
+    _, steps, params, value = chosen
     if distributed.is_first():
         note = {"steps": steps, "tree": training.result_tree, score: value}
         weights_of(run.folder).write(note)

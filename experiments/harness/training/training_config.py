@@ -172,8 +172,8 @@ class RunConfig(DeviceChoice):
     runs: str = "runs"
     """The folder that holds the folders of all experiments; also gs://BUCKET/PATH."""
     init_from: str = ""
-    """Run whose weights this one starts from, with its sizes and tokenizers: RUN, RUN@STEP or
-    RUN@best. A language model also from a folder of transformers or hf:owner/model. Empty: none."""
+    """What this run takes its first weights, sizes and tokenizers from: RUN, RUN@STEP or RUN@best,
+    a folder of transformers or hf:owner/model. Empty: none."""
     continue_from: str = ""
     """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
     state and step are taken over, the schedule is that of these options. Empty: none."""

@@ -10,7 +10,7 @@ from jaxformer.text.data.batches import (
     fill_rows,
 )
 from jaxformer.text.data.masking import MaskedStream
-from jaxformer.text.data.pairs import Bucket, PairBatches, bucket_pairs, plan_buckets
+from jaxformer.text.data.pairs import Bucket, PairBatches, PairIds, bucket_pairs, plan_buckets
 from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import (
     iterate_lines,
@@ -34,6 +34,7 @@ __all__ = [
     "MaskedStream",
     "PairBatch",
     "PairBatches",
+    "PairIds",
     "RowSelection",
     "Stream",
     "StreamBatch",

@@ -30,6 +30,25 @@ class Bucket(NamedTuple):
     """B."""
 
 
+class PairIds(NamedTuple):
+    """The special ids of a batch of pairs."""
+
+    pad: int = PAD
+    """Fills up the rows."""
+    bos: int = BOS
+    """Stands before each target."""
+    eos: int | None = EOS
+    """Is written after both sides; None: the sequences have the ids that end them."""
+
+    @property
+    def added(self) -> int:
+        """The ids that a batch adds to the end of a sequence."""
+        return 0 if self.eos is None else 1
+
+
+_TRAINED_HERE = PairIds()
+
+
 class PairBatches:
     """Batches of sentence pairs; each kept pair occurs once in an epoch. Made by `bucket_pairs`.
 
@@ -48,6 +67,7 @@ class PairBatches:
         *,
         seed: int,
         dropped: dict[str, int],
+        special: PairIds = _TRAINED_HERE,
     ) -> None:
         check_seed(seed)
         self.source: Tokens = sides[0]
@@ -55,7 +75,9 @@ class PairBatches:
         self.buckets = buckets
         self.seed = seed
         self.dropped = dropped
-        source_lengths, self._target_lengths = (side.lengths[pairs] + 1 for side in sides)
+        self.special = special
+        added = special.added
+        source_lengths, self._target_lengths = (side.lengths[pairs] + added for side in sides)
         chosen = _choose(source_lengths, self._target_lengths, buckets)
         order = np.argsort(chosen, kind="stable")
         self.pairs: np.ndarray = pairs[order]
@@ -74,7 +96,8 @@ class PairBatches:
     @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all that decides the batches: ids, kept pairs, buckets and seed."""
-        values = (self.source.fingerprint, self.target.fingerprint, self.seed, self.buckets)
+        values: tuple = (self.source.fingerprint, self.target.fingerprint, self.seed, self.buckets)
+        values += () if self.special == _TRAINED_HERE else self.special
         digest = hashlib.sha256(repr(values).encode())
         digest.update(self.pairs.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -94,11 +117,12 @@ class PairBatches:
         row = select_rows(rows, batch_size)
         pairs = pairs[start:stop]
         pairs = pairs[row[row < len(pairs)]]  # rows after the last pair are empty
-        source = np.full((len(row), source_length), PAD, np.int32)
-        target = np.full((len(row), target_length + 1), PAD, np.int32)
-        _fill(source, self.source, pairs)
-        _fill(target[:, 1:], self.target, pairs)
-        target[: len(pairs), 0] = BOS
+        pad, bos, eos = self.special
+        source = np.full((len(row), source_length), pad, np.int32)
+        target = np.full((len(row), target_length + 1), pad, np.int32)
+        _fill(source, self.source, pairs, eos)
+        _fill(target[:, 1:], self.target, pairs, eos)
+        target[: len(pairs), 0] = bos
         return PairBatch(source, target, row.astype(np.int32))
 
     def _order(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
@@ -127,9 +151,11 @@ def bucket_pairs(
     max_len: int,
     pad_to_multiple: int = 8,
     batch_size_multiple: int = 8,
+    special: PairIds = _TRAINED_HERE,
 ) -> PairBatches:
-    """Batches of all pairs with 1 to max_len - 1 ids on each side; `<eos>` is one more.
+    """Batches of all pairs with 1 to max_len ids on each side, `<eos>` included.
 
+    `special` are the ids of the model's vocabulary; the default is that of tokenizers trained here.
     `batch_tokens` is the number of target positions of a batch, `buckets` the greatest number of
     shapes; for `pad_to_multiple` and `batch_size_multiple` see `plan_buckets`. Other pairs are
     left out and counted in `.dropped` ("empty", "too_long"). Raises `DataError` when the sides
@@ -149,8 +175,8 @@ def bucket_pairs(
             f"{len(source)} source and {len(target)} target sentences: "
             "sentence i of one must translate sentence i of the other"
         )
-    lengths = source.lengths + 1, target.lengths + 1
-    empty = np.minimum(*lengths) == 1
+    lengths = source.lengths + special.added, target.lengths + special.added
+    empty = np.minimum(source.lengths, target.lengths) == 0
     too_long = ~empty & (np.maximum(*lengths) > max_len)
     dropped = {"empty": int(empty.sum()), "too_long": int(too_long.sum())}
     pairs = np.flatnonzero(~(empty | too_long))
@@ -168,7 +194,7 @@ def bucket_pairs(
         batch_size_multiple=batch_size_multiple,
         max_len=max_len,
     )
-    return PairBatches((source, target), pairs, plan, seed=seed, dropped=dropped)
+    return PairBatches((source, target), pairs, plan, seed=seed, dropped=dropped, special=special)
 
 
 def plan_buckets(
@@ -286,11 +312,12 @@ def _permutation(bits: np.random.Philox, n: int) -> np.ndarray:
     return np.argsort(bits.random_raw(n), kind="stable")
 
 
-def _fill(out: np.ndarray, tokens: Tokens, pairs: np.ndarray) -> None:
-    """Writes the ids of `pairs` and `<eos>` into the first rows of `out` [B, L]."""
+def _fill(out: np.ndarray, tokens: Tokens, pairs: np.ndarray, eos: int | None) -> None:
+    """Writes the ids of `pairs` and `eos`, if any, into the first rows of `out` [B, L]."""
     starts = tokens.offsets[pairs]
     lengths = tokens.offsets[pairs + 1] - starts
     columns = np.arange(out.shape[1])
     inside = columns < lengths[:, None]
     out[: len(pairs)][inside] = tokens.take((starts[:, None] + columns)[inside])
-    out[np.arange(len(pairs)), lengths] = EOS
+    if eos is not None:
+        out[np.arange(len(pairs)), lengths] = eos

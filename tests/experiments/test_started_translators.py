@@ -1,4 +1,4 @@
-"""Fine-tuning of an encoder-decoder of others on pairs of texts: layout of the ids, and scores."""
+"""Trainings that start from the encoder-decoder of others: layout of the ids, and scores."""
 
 import json
 from dataclasses import replace
@@ -12,13 +12,12 @@ from experiments import runs
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.build import MetricInputs
 from experiments.harness.training.training_config import OptimizerConfig
-from experiments.translation import evaluate, export, finetune, scoring, translate
-from experiments.translation.corpus import Text
+from experiments.translation import evaluate, export, scoring, train, translate
+from experiments.translation.corpus import Text, read_files
 from experiments.translation.evaluate import rouge
-from experiments.translation.finetune import encode
-from experiments.translation.finetune_presets import PRESETS, FinetuneConfig
 from experiments.translation.load_run import load_run
-from experiments.translation.presets import DataConfig, Files
+from experiments.translation.prepare import sides
+from experiments.translation.presets import PRESETS, Files, TranslationConfig
 from experiments.translation.scoring import search_of
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.checkpoint import Checkpoints
@@ -56,48 +55,63 @@ def folder(random_params, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def config(folder, tmp_path_factory) -> FinetuneConfig:
+def config(folder, tmp_path_factory) -> TranslationConfig:
     path = tmp_path_factory.mktemp("text") / "pairs.tsv"
     names = WORDS[3:8]
     lines = [f"{a} {b} {c}\t{a} {c}" for a in names for b in names for c in names[:3]]
     path.write_text("\n".join(lines) + "\n")
-    files = Files(str(path))
+    files, held_out = Files(str(path)), Files(str(path.with_name("few.tsv")))
+    path.with_name("few.tsv").write_text("\n".join(lines[:7]) + "\n")
     return replace(
         changed(
             PRESETS["summaries"],
             name="tuned",
             init_from=str(folder),
             runs=str(path.parent / "runs"),
-            task__prefix="short: ",
-            task__num_scored=7,
-            task__batch_size=5,
-            task__source_len=7,
-            task__target_len=5,
+            translation__prefix="short: ",
+            data__source_len=7,
+            data__target_len=5,
+            data__batch_tokens=30,
+            data__batch_size_multiple=1,
+            data__train=files,
+            data__validation=held_out,
+            data__test=held_out,
             training__log_every=1,
             training__save_every=3,
             training__evaluate_every=3,
         ),
-        data=DataConfig("files", train=files, validation=files, test=files),
         optimizer=OptimizerConfig(
             schedule="constant", learning_rate=5e-2, warmup_steps=1, total_steps=7
         ),
     )
 
 
-def scored(config: FinetuneConfig, folder: Path, text: Text) -> scoring.Result:
-    """What the fine-tuning `config` says of the model in `folder`."""
+def scored(config: TranslationConfig, folder: Path, text: Text) -> scoring.Result:
+    """What a run with `config` says of the model in `folder`."""
     loaded = load_run(folder)
     search, options = search_of(loaded)
-    settings = search, replace(options, prefix=config.task.prefix)
+    settings = search, replace(options, prefix=config.translation.prefix)
     return scoring.evaluate(replace(loaded, config=config, settings=settings), text, search)
 
 
-def test_targets_begin_as_a_search_begins_and_every_text_ends(folder, config):
-    unprefixed = replace(load_run(folder), config=changed(config, task__prefix=""))
-    text = Text(["sun moon", "sun " * 9, " "], ["star", "rain " * 8, "sun"])
-    found = encode(unprefixed, text)
-    assert found.source.tolist() == [[3, 4, EOS, 0, 0, 0, 0], [3] * 6 + [EOS]]
-    assert found.target.tolist() == [[PAD, 5, EOS, 0, 0, 0], [PAD, 6, 6, 6, 6, EOS]]
+def encoded(loaded: Loaded, config: TranslationConfig, *lines: list[str]) -> list[list[list[int]]]:
+    """The ids of source and target in the run `config`, with the search of `loaded`."""
+    search, options = search_of(loaded)
+    options = replace(options, prefix=config.translation.prefix)
+    config = replace(config, model=MODEL.config, search=search, translation=options)
+    both, special = sides(config, loaded.tokenizer, loaded.target_tokenizer)
+    ends = [] if special.eos is None else [special.eos]
+    rows = [side.encode_batch(texts) for side, texts in zip(both, lines, strict=True)]
+    return [[[*row, *ends] if row else [] for row in side] for side in rows]
+
+
+def test_every_text_ends_also_where_it_is_cut(folder, config):
+    config = changed(config, translation__prefix="")
+    source, target = encoded(
+        load_run(folder), config, ["sun moon", "sun " * 9, " "], ["star", "rain " * 8, ""]
+    )
+    assert source == [[3, 4, EOS], [3] * 6 + [EOS], []]
+    assert target == [[5, EOS], [6, 6, 6, 6, EOS], []]
 
 
 @pytest.mark.parametrize(("forced", "second"), [(None, 1), (4, 4)])
@@ -109,21 +123,20 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
     tokenizer = Tokenizer(bart)
     search = SearchConfig(eos=(2,), forced_bos=forced)
     settings = TranslationOptions(bos=2, pad=0)
-    both = tokenizer, tokenizer
-    bart = Loaded(MODEL, {}, *both, (search, settings), PRESETS["summaries"])
-    found = encode(bart, Text(["sun moon"], ["star"]))
-    assert found.source[0, :5].tolist() == [1, 4, 5, 2, 0]
-    assert found.target[0, :5].tolist() == [2, second, 6, 2, 0]
+    bart = Loaded(MODEL, {}, tokenizer, tokenizer, (search, settings))
+    source, target = encoded(bart, PRESETS["summaries"], ["sun moon"], ["star"])
+    assert (source, target) == ([[1, 4, 5, 2]], [[second, 6, 2]])
 
 
 def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_path, capsys):
-    whole = finetune.train(changed(config, runs=str(tmp_path / "whole"))).folder
+    config = changed(config, search__min_new_tokens=2)  # so that a text is written
+    whole = train.train(changed(config, runs=str(tmp_path / "whole"))).folder
     parts = changed(config, runs=str(tmp_path / "parts"))
     stopping = {"training__loggers": ("tests.experiments.trained_runs:StopAt4",)}
-    assert call(finetune, changed(parts, **stopping)).code == 143
-    again = call(finetune, parts)
+    assert call(train, changed(parts, **stopping)).code == 143
+    again = call(train, parts)
     assert again.code == 0 and "from step 5 to 7" in again.out
-    stopped = tmp_path / "parts" / "finetuning" / "tuned"
+    stopped = tmp_path / "parts" / "translation" / "tuned"
     assert bytes_of(stopped, 7) == bytes_of(whole, 7)
     assert metrics_of(stopped) == metrics_of(whole)
     for path in ("scores.json", "weights.json", "samples/test.tsv"):
@@ -143,7 +156,7 @@ def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_p
     forced = call(evaluate, {"--run": whole, "--forced": True} | pairs).out.split("\t")[1]
     assert forced == row[3]
     changes = {"runs": str(tmp_path / "whole"), "name": "other", "training__seed": 1}
-    other = finetune.train(changed(config, **changes)).folder
+    other = train.train(changed(config, **changes)).folder
     capsys.readouterr()
     runs.main(["compare", str(whole), str(other)])
     assert "rougeLsum" in capsys.readouterr().out
@@ -154,8 +167,8 @@ def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
 ):
     changes = {"training__lora_rank": 4, "training__lora_targets": "kernel$|table$"}
     changes |= {"optimizer__total_steps": 60, "training__evaluate_every": 0, "runs": str(tmp_path)}
-    run = finetune.train(changed(config, **changes))
-    test = finetune.read_texts(config)[2]
+    run = train.train(changed(config, **changes))
+    test = read_files(config.data.test)
     before, _ = scored(config, folder, test)
     assert run.scores["rouge1"] > before["rouge1"] + 10
     done = call(export, {"--run": run.folder, "--out": tmp_path / "saved"})
@@ -168,7 +181,8 @@ def test_adapters_learn_to_shorten_and_the_exported_folder_scores_the_same(
     for place in (run.folder, tmp_path / "saved"):
         scores, hypotheses = scored(config, place, test)
         assert scores == pytest.approx({name: run.scores[name] for name in scores})
-    assert rouge(MetricInputs(None, test, {}, hypotheses)) == scores
+    summaries = {name: x for name, x in scores.items() if name.startswith("rouge")}
+    assert rouge(MetricInputs(None, test, {}, hypotheses)) == summaries
 
 
 def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path):
@@ -176,20 +190,23 @@ def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path
         PRESETS["translations"],
         runs=str(tmp_path),
         init_from=f"{translation_run.folder}@6",
-        task__source_len=19,
-        task__target_len=19,
+        data=translation_run.config.data,
         optimizer__warmup_steps=1,
         optimizer__total_steps=2,
         optimizer__freeze="^decoder/",
         training__evaluate_every=0,
     )
-    run = finetune.train(replace(config, data=translation_run.config.data))
+    run = train.train(config)
     before = flatten(Checkpoints(translation_run.folder / "checkpoints").restore_params(6))
     after = flatten(Checkpoints(run.folder / "checkpoints").restore_params(2))
     kept = {path for path in after if np.array_equal(after[path], before[path])}
     assert kept == {path for path in after if path.startswith("decoder/")}
     loaded = load_run(run.folder)
     assert loaded.tokenizer is loaded.target_tokenizer and run.scores["bleu"] >= 0
+    names = [f"tokenizer/{path.name}" for path in (run.folder / "tokenizer").iterdir()]
+    assert {
+        (run.folder / x).read_bytes() == (translation_run.folder / x).read_bytes() for x in names
+    }
 
 
 def test_sources_are_scored_after_the_prefix_and_cut_as_in_training(folder, config, monkeypatch):
@@ -204,8 +221,5 @@ def test_sources_are_scored_after_the_prefix_and_cut_as_in_training(folder, conf
     text = Text(["sun moon", "sun moon star rain snow sun", " "], ["sun"] * 3)
     scored(config, folder, text)
     assert read == [[8, 9, 3, 4, EOS], [8, 9, 3, 4, 5, 6, EOS], []]
-    loaded = load_run(folder)
-    search, options = search_of(loaded)
-    settings = search, replace(options, prefix=config.task.prefix)
-    found = encode(replace(loaded, config=config, settings=settings), text)
-    assert found.source.tolist() == [[*read[0], PAD, PAD], read[1]]
+    source, _ = encoded(load_run(folder), config, text.source, text.target)
+    assert source == read
