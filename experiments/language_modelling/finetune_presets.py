@@ -45,6 +45,7 @@ class FinetuneConfig(LanguageConfig):
     """A run RUNS/finetuning/NAME; model and tokenizer are those of --init_from."""
 
     may_change: ClassVar = ("sampling", "completion")
+    from_start: ClassVar = ("sampling", "completion")
     common_options: ClassVar = (
         *("name", "runs", "init_from", "strategy", "task"),
         *("data.train", "data.validation", "data.test", "data.seq_len", "data.batch_size"),

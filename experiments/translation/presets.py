@@ -99,6 +99,7 @@ class TranslationConfig(RunConfig):
     """A run RUNS/translation/NAME."""
 
     may_change: ClassVar[tuple[str, ...]] = ("search", "translation", "training.eval_beam_size")
+    from_start: ClassVar[tuple[str, ...]] = ("search", "translation")
     common_options: ClassVar[tuple[str, ...]] = (
         *("name", "runs", "init_from", "strategy"),
         *("data.corpus", "data.train.source", "data.train.target", "data.batch_tokens"),

@@ -11,9 +11,10 @@ import pytest
 from experiments.harness import cli
 from experiments.harness.training.build import build_model
 from experiments.harness.training.initialization import parent_of, take_over
-from experiments.language_modelling import load_run
+from experiments.language_modelling import finetune_presets, load_run
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import make_init_and_step, train
+from experiments.translation import presets as translation_presets
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, ConfigError
@@ -230,3 +231,18 @@ def test_an_option_that_the_weights_to_start_from_decide_is_refused_where_it_dif
             parsed(words)
         err = capsys.readouterr().err
         assert said in err and "weights this run starts from: leave the option out" in err
+
+
+def test_a_default_that_leaves_the_setting_of_the_start_is_refused(capsys):
+    def parsed(module, word, value):
+        return cli.parse(module.PRESETS, ["--init_from", "a/folder", word, value])
+
+    for module, word, default, other in (
+        (translation_presets, "--search.beam_size", "4", "5"),
+        (translation_presets, "--translation.prefix", "", "read: "),
+        (finetune_presets, "--sampling.temperature", "1.0", "0.5"),
+    ):
+        assert parsed(module, word, other)
+        with pytest.raises(SystemExit):
+            parsed(module, word, default)
+        assert "is the default, with which a run has what" in capsys.readouterr().err

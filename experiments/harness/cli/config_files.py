@@ -102,9 +102,20 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
 def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a given option that the run or folder to start from sets otherwise.
 
-    Sizes, parts and tokenizer are those of its weights.
+    Sizes, parts and tokenizer are those of its weights. A default in `config.from_start` stands for
+    its setting, so it is refused, too.
     """
-    parent = getattr(config, "init_from", "") or getattr(config, "continue_from", "")
+    start = getattr(config, "init_from", "")
+    for name in given:
+        part, _, field = name.partition(".")
+        if start and part in config.from_start:
+            value = getattr(getattr(config, part), field)
+            if value == getattr(type(getattr(config, part))(), field):
+                raise ConfigError(
+                    f"{name}={value!r} is the default, with which a run has what {start} says: "
+                    "leave the option out, or give another value"
+                )
+    parent = start or getattr(config, "continue_from", "")
     folder = split_step(parent)[0]
     names = [name for name in given if name.startswith("model.") or name == "data.tokenizer"]
     if not (parent and names and folder.is_dir()):
