@@ -100,7 +100,7 @@ def test_a_finished_run_names_its_words_its_files_and_commands_with_real_argumen
     write_known_words(folder / "data", words)
     scores = {"sentences": 1_234, "exact": 0.5, "bleu": 12.345, "chrf": 6.7}
     scores |= {"bleu_signature": "tok:13a", "chrf_signature": "nc:6"}
-    config = SimpleNamespace(data=SimpleNamespace(target_language="de"))
+    config = SimpleNamespace(data=SimpleNamespace(target_language="de"), init_from="")
     run, text = SimpleNamespace(folder=folder, config=config), Text(["a dog", "x"], ["y", "z"])
     told = describe_run(run, "test", text, scores, ["y", "x"])
     for bleu, praise in (
