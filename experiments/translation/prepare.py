@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
@@ -32,8 +32,9 @@ EXPERIMENT = "translation"
 S = TypeVar("S", SearchConfig, TranslationOptions)
 
 
-class Side(NamedTuple):
-    """One side of the pairs as ids; `encode_pairs` takes it as a tokenizer."""
+@dataclass(frozen=True)
+class Side:
+    """What gives the lines of one side of the pairs their ids."""
 
     encode_batch: Callable[[list[str]], list[list[int]]]
     """The ids of each line, without EOS where the batches add it; none for a blank line."""

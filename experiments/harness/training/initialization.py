@@ -64,7 +64,7 @@ def with_start(config: C, folder: Path) -> tuple[C, Loaded]:
     run: Any = config
     loaded, training = load_without_weights(folder), run.training
     if loaded.config is not None:
-        source: Any = run_folder.load_config(folder, type(config)).training
+        source: Any = run_folder.load_config(folder, type(run)).training
         # A block that the user gives may add parameters.
         block = (run.init_from and training.block) or source.block
         training = replace(training, model=source.model, block=block)

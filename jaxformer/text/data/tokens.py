@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -39,6 +39,19 @@ _PART = 1 << 23
 
 Progress = Callable[[int], None]
 """Called with the number of bytes of text that are encoded."""
+
+
+class Encoder(Protocol):
+    """What gives texts their ids, such as a `Tokenizer`."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id."""
+        ...
+
+    def encode_batch(self, lines: list[str], /) -> list[list[int]]:
+        """The ids of each text."""
+        ...
 
 
 class Tokens:
@@ -213,7 +226,7 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
 
 def encode_lines(
     lines: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizer: Encoder,
     path: str | os.PathLike[str],
     progress: Progress | None = None,
 ) -> Tokens:
@@ -225,10 +238,10 @@ def encode_lines(
 def encode_pairs(
     source_lines: Sequence[str],
     target_lines: Sequence[str],
-    tokenizer: Tokenizer,
+    tokenizer: Encoder,
     folder: str | os.PathLike[str],
     *,
-    target_tokenizer: Tokenizer | None = None,
+    target_tokenizer: Encoder | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tokens, Tokens]:
     """Writes the ids of all pairs to `source.tokens` and `target.tokens` in `folder`.
@@ -282,7 +295,7 @@ def encode_documents(
 def _write_encoded(
     path: str | os.PathLike[str],
     texts: Iterator[tuple[str, bool]],
-    tokenizer: Tokenizer,
+    tokenizer: Encoder,
     before: list[int],
     after: list[int],
     progress: Progress | None,
@@ -308,9 +321,7 @@ def _write_encoded(
     return tokens
 
 
-def _encode_group(
-    texts: list[str], tokenizer: Tokenizer, kept: Path
-) -> tuple[list[np.ndarray], int]:
+def _encode_group(texts: list[str], tokenizer: Encoder, kept: Path) -> tuple[list[np.ndarray], int]:
     """The ids of each text, and the bytes of all; those of a whole part are kept in `kept`."""
     digest, size = hashlib.sha256(), 0
     for text in texts:
