@@ -6,21 +6,12 @@ from typing import Any
 
 import jax
 
-from jaxformer.config import from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.sentence_modules import SentenceOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 Setting = SearchConfig | TranslationOptions | SamplingConfig | CompletionOptions | SentenceOptions
-
-# The names in a run's config.json.
-_RUN_SETTINGS: dict[str, type[Any]] = {
-    "search": SearchConfig,
-    "translation": TranslationOptions,
-    "sampling": SamplingConfig,
-    "completion": CompletionOptions,
-}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -88,12 +79,3 @@ class Loaded:
             changed = {name: x for name, x in changes.items() if kind_of[name] is kind}
             chosen.append(replace(value, **changed))
         return chosen
-
-
-def run_settings(config: Mapping[str, Any], kinds: tuple[type, ...]) -> tuple[Setting, ...]:
-    """The settings of `kinds` in a run's config.json."""
-    settings = []
-    for name, kind in _RUN_SETTINGS.items():
-        if kind in kinds and config.get(name):
-            settings.append(from_plain(kind, config[name], f"config.json: {name}"))
-    return tuple(settings)

@@ -22,6 +22,7 @@ from jaxformer.config import (
     import_module_class,
     trusting,
 )
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
@@ -33,7 +34,7 @@ from jaxformer.pretrained.config_keys import parse_number
 from jaxformer.pretrained.family import Family, canonical_names, read_config
 from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
 from jaxformer.pretrained.hf_folder import Tensors, locate
-from jaxformer.pretrained.loaded import Loaded, Setting, run_settings
+from jaxformer.pretrained.loaded import Loaded, Setting
 from jaxformer.pretrained.model_specs import (
     Kind,
     ModelSpec,
@@ -51,6 +52,14 @@ from jaxformer.text import tokenizers
 # The tokenizers of a run.
 _TOKENIZER = Path("tokenizer", "tokenizer.json")
 _SOURCE, _TARGET = Path("tokenizer", "source.json"), Path("tokenizer", "target.json")
+
+# The names of its settings in its config.json.
+_RUN_SETTINGS: dict[str, type[Setting]] = {
+    "search": SearchConfig,
+    "translation": TranslationOptions,
+    "sampling": SamplingConfig,
+    "completion": CompletionOptions,
+}
 
 
 def load_pretrained(
@@ -321,6 +330,11 @@ def _load_run(
         attend = attention_fn or _attention_fn(parts.get("attention_fn", "reference"))
         block = import_module_class(parts["block"], "block") if parts.get("block") else Block
         own_model = parts.get("model") and import_module_class(parts["model"], "model")
+        settings = tuple(
+            from_plain(kind, config[name], name)
+            for name, kind in _RUN_SETTINGS.items()
+            if config.get(name)
+        )
     except ConfigError as error:
         raise ConfigError(f"{folder / 'config.json'}: {error}") from error
     sizes = replace(sizes, dtype=dtype or sizes.dtype)
@@ -332,7 +346,6 @@ def _load_run(
             check_params(model, shapes)
         except ConfigError as error:
             raise CheckpointError(f"{folder / 'checkpoints'}: {error}") from error
-    settings = functools.partial(run_settings, config)
     loaded = Loaded(model, read_params(model), settings=settings, config=config)
     paths = (folder / _TARGET, folder / _TOKENIZER)
     path = next((path for path in paths if path.exists()), None)
