@@ -38,7 +38,7 @@ def flatten(tree: Any) -> dict[str, Any]:
 def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
     """The tree of `function(path, leaf)` for each leaf of `tree`."""
     leaves, structure = jax.tree.flatten(tree)
-    return structure.unflatten(map(function, flatten(tree), leaves))
+    return jax.tree.unflatten(structure, map(function, flatten(tree), leaves))
 
 
 def axes_of(path: str, leaf: Any, axes: ModelAxes | None) -> Axes:
