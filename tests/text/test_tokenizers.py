@@ -379,6 +379,13 @@ def test_gpt2s_merges_are_tried_in_the_order_of_the_file(tmp_path):
         ({"merges.txt": "a b\nc d\n"}, "merges.txt: not the merges of vocab.json"),
         ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not a whole JSON file"),
         (
+            {
+                "tokenizer_config.json": '{"tokenizer_class": "Qwen2Tokenizer",'
+                ' "add_prefix_space": true}'
+            },
+            "add_prefix_space=true is not supported for Qwen2Tokenizer: set it to false",
+        ),
+        (
             {"tokenizer_config.json": '{"add_prefix_space": "no"}'},
             "tokenizer_config.json: add_prefix_space must be true or false, got 'no'",
         ),

@@ -54,7 +54,8 @@ class FolderSettings:
 
     Attributes: `config`, their keys and values; `kind`, the class of the tokenizer; `roles`, the
     token of each role, None where the folder names none; `added`, the tokens beside the vocabulary
-    by their ids, each with the arguments of an `AddedToken`. Raises `DataError` for damaged files.
+    by their ids, each with the arguments of an `AddedToken`. Raises `DataError` for damaged files,
+    and for settings that are not supported.
     """
 
     def __init__(self, folder: Path, name: str = "tokenizer_config.json") -> None:
@@ -67,6 +68,11 @@ class FolderSettings:
         kind = config.get("tokenizer_class") or model.get("tokenizer_class")
         kind = kind or _CLASSES.get(str(model.get("model_type")), "")
         self.kind: str = str(kind).removesuffix("Fast")
+        if self.kind.startswith("Qwen2") and self.option("add_prefix_space", False):
+            raise DataError(
+                f"{self._path}: add_prefix_space=true is not supported for {self.kind}: set it to "
+                "false, with which texts get other ids"
+            )
         self.roles = self._read_roles()
         self.added = self._read_added(read_json(folder / "added_tokens.json", default={}))
 
