@@ -86,7 +86,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
             "choose a preset of the other objective"
         )
     data = replace(config.data, tokenizer=tokenizer)
-    started, _ = initialization.with_start(config, folder)
+    started = initialization.with_start(config, folder, loaded)
     return replace(started, data=config.data if config.continue_from else data)
 
 

@@ -21,7 +21,7 @@ from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines.translation import first_ids, source_ids, with_target_language
+from jaxformer.pipelines.translation import first_ids, source_ids, target_ids, with_target_language
 from jaxformer.pretrained import load_without_weights
 from jaxformer.records import Record
 from jaxformer.text import tokenizers
@@ -59,19 +59,19 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     what the run starts from are copied. Raises `CheckpointError` rather than replace the text that
     a run was trained on, `DataError` for damaged files.
     """
-    cache = text_cache(config)
+    cache, start = text_cache(config), initialization.start_folder(config, EXPERIMENT)
     with distributed.together():
         corpus = open_corpus(config.data, cache)
-        if distributed.is_first():
-            _copy_tokenizers(config, folder)
-        wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config, folder)}
+        if start not in (None, folder) and distributed.is_first():
+            _copy_tokenizers(start, folder)
+        wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config, folder, start)}
     assert_processes_agree({"training text": wanted["text"]})
     with distributed.together():
         if distributed.is_first():
-            _prepare(config, cache, corpus.train, wanted, folder)
+            _prepare(config, cache, corpus.train, wanted, folder, start is None)
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
     model, data = config.model, config.data
-    if not initialization.start_folder(config, EXPERIMENT):
+    if start is None:
         model = sized(model, source_tokenizer, target_tokenizer)
     batches = bucket_pairs(
         *(cache.whole_tokens(folder / "data" / f"{side}.tokens") for side in ("source", "target")),
@@ -97,7 +97,8 @@ def with_start(config: TranslationConfig) -> TranslationConfig:
     folder = initialization.start_folder(config, EXPERIMENT)
     if folder is None:
         return config
-    config, loaded = initialization.with_start(config, folder)
+    loaded = load_without_weights(folder)
+    config = initialization.with_start(config, folder, loaded)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         raise ConfigError(
             f"{folder} holds a {type(loaded.model).__name__}, which does not translate"
@@ -145,7 +146,6 @@ def sides(
     A text has the prefix and the special tokens around it, also where it is cut.
     """
     search, options = with_target_language(target, config.search, config.translation)
-    first = first_ids(source) if search.forced_bos is None else [search.forced_bos]
     eos, data = search.eos[0], config.data
     # The last id of a folder's source may be another than EOS.
     added = eos if source.template is None and source.languages is None else None
@@ -160,9 +160,7 @@ def sides(
         return ended(source_ids(lines, source, search, options), data.source_len)
 
     def written(lines: list[str]) -> list[list[int]]:
-        rows = zip(lines, target.encode_batch(lines), strict=True)
-        ids = [[*first, *row, eos] if line.strip() else [] for line, row in rows]
-        return ended(ids, data.target_len)
+        return ended(target_ids(lines, target, search, options, first_ids(source)), data.target_len)
 
     both = Side(read, source.vocab_size), Side(written, target.vocab_size)
     return both, PairIds(options.pad, options.bos, added)
@@ -196,11 +194,8 @@ def _digests(folder: Path) -> dict[str, str]:
     return {path.name: run_files.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))}
 
 
-def _copy_tokenizers(config: TranslationConfig, folder: Path) -> None:
+def _copy_tokenizers(start: Path, folder: Path) -> None:
     """Puts the tokenizers of what a run starts from into its `folder`."""
-    start = initialization.start_folder(config, EXPERIMENT)
-    if start in (None, folder):
-        return
     loaded, place = load_without_weights(start), folder / "tokenizer"
     place.mkdir(parents=True, exist_ok=True)
     if loaded.tokenizer is not loaded.target_tokenizer:
@@ -208,7 +203,7 @@ def _copy_tokenizers(config: TranslationConfig, folder: Path) -> None:
     loaded.target_tokenizer.save(place / "target.json")
 
 
-def _wanted(config: TranslationConfig, folder: Path) -> list:
+def _wanted(config: TranslationConfig, folder: Path, start: Path | None) -> list:
     """The settings that decide tokenizers and ids besides the text, as JSON."""
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
@@ -216,8 +211,7 @@ def _wanted(config: TranslationConfig, folder: Path) -> list:
     ids = _id_settings(config.search, config.translation) + [data.source_len, data.target_len]
     usual = _id_settings(SearchConfig(), TranslationOptions()) + [0, 0]
     wanted += [ids] if ids != usual else []
-    is_first_text = not initialization.start_folder(config, EXPERIMENT)
-    return wanted if is_first_text else [*wanted, _digests(folder)]
+    return wanted if start is None else [*wanted, _digests(folder)]
 
 
 def _id_settings(search: SearchConfig, options: TranslationOptions) -> list:
@@ -232,6 +226,7 @@ def _prepare(
     read: Callable[[], Text],
     wanted: dict,
     folder: Path,
+    is_first_text: bool,
 ) -> None:
     record = Record(folder / "data" / "prepared.json")
     prepared = record.read(text=str)
@@ -244,7 +239,6 @@ def _prepare(
     if prepared == wanted:
         return
     record.path.unlink(missing_ok=True)  # written again when everything else is
-    is_first_text = not initialization.start_folder(config, EXPERIMENT)
     if is_first_text:
         (folder / "tokenizer" / "source.json").unlink(missing_ok=True)
         make = partial(_train_tokenizers, config, read)
@@ -305,4 +299,4 @@ def main(config: TranslationConfig) -> None:
 
 
 if __name__ == "__main__":
-    cli.start(main, PRESETS, __doc__, experiment="translation")
+    cli.start(main, PRESETS, __doc__, experiment=EXPERIMENT)

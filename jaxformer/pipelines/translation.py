@@ -136,12 +136,17 @@ def source_ids(
 
 
 def target_ids(
-    lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
+    lines: Texts,
+    tokenizer: Tokenizer,
+    search: SearchConfig,
+    options: TranslationOptions,
+    first: Sequence[int] = (),
 ) -> list[list[int]]:
-    """The ids of each translation: that which all begin with, the line's, EOS; none for a blank
-    one. Raises as `check_special_ids` does."""
+    """The ids of each translation: those that all begin with, the line's, EOS; none for a blank
+    one. Where the search forces no first id, all begin with `first`. Raises as `check_special_ids`
+    does."""
     check_special_ids(tokenizer, search, options)
-    first = [] if search.forced_bos is None else [search.forced_bos]
+    first = first if search.forced_bos is None else [search.forced_bos]
     lines = check_texts(lines)
     rows = [[*first, *ids, search.eos[0]] for ids in tokenizer.encode_batch(lines)]
     return [ids if line.strip() else [] for ids, line in zip(rows, lines, strict=True)]

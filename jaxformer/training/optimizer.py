@@ -171,7 +171,10 @@ def make_optimizer(
 
 
 def _scale_by_peak(learning_rate: Any, relative: optax.Schedule) -> optax.GradientTransformation:
-    """Scales updates by -learning_rate * relative(number of updates)."""
+    """Scales updates by -learning_rate * relative(number of updates).
+
+    `inject_hyperparams` keeps the learning rate in the state.
+    """
     return optax.scale_by_schedule(lambda count: -learning_rate * relative(count))
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Hashable, Mapping
+from itertools import starmap
 from typing import Any
 
 import jax
@@ -37,8 +38,9 @@ def flatten(tree: Any) -> dict[str, Any]:
 
 def map_with_path(function: Callable[[str, Any], Any], tree: Any) -> Any:
     """The tree of `function(path, leaf)` for each leaf of `tree`."""
-    leaves, structure = jax.tree.flatten(tree)
-    return jax.tree.unflatten(structure, map(function, flatten(tree), leaves))
+    leaves, structure = jax.tree_util.tree_flatten_with_path(tree)
+    named = [(path_name(path), leaf) for path, leaf in leaves]
+    return jax.tree.unflatten(structure, starmap(function, named))
 
 
 def axes_of(path: str, leaf: Any, axes: ModelAxes | None) -> Axes:

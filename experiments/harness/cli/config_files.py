@@ -106,14 +106,14 @@ def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None
     its setting, so it is refused, too.
     """
     start = getattr(config, "init_from", "")
-    for name in given:
-        part, _, field = name.partition(".")
-        if start and part in config.from_start:
-            value = getattr(getattr(config, part), field)
-            if value == getattr(type(getattr(config, part))(), field):
+    for part in config.from_start if start else ():
+        chosen = getattr(config, part)
+        default = vars(type(chosen)())
+        for field, value in vars(chosen).items():
+            if f"{part}.{field}" in given and value == default[field]:
                 raise ConfigError(
-                    f"{name}={value!r} is the default, with which a run has what {start} says: "
-                    "leave the option out, or give another value"
+                    f"{part}.{field}={value!r} is the default, with which a run has what {start} "
+                    "says: leave the option out, or give another value"
                 )
     parent = start or getattr(config, "continue_from", "")
     folder = split_step(parent)[0]

@@ -26,7 +26,7 @@ from jaxformer.distributed import Strategy, agreed
 from jaxformer.distributed.mesh import device_memory
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import stack_blocks, unstack_blocks
-from jaxformer.pretrained import Loaded, is_pretrained, load, load_without_weights
+from jaxformer.pretrained import Loaded, is_pretrained, load
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
@@ -56,20 +56,20 @@ def parent_of(config: Any) -> RunOptions | None:
     return RunOptions(str(path), **options)
 
 
-def with_start(config: C, folder: Path) -> tuple[C, Loaded]:
-    """`config` with the sizes, model and block of what is in `folder`, and that without weights.
+def with_start(config: C, folder: Path, loaded: Loaded) -> C:
+    """`config` with the sizes, model and block of what is `loaded` from `folder`.
 
     Dropout, dtype and initializer stay those of `config`.
     """
     run: Any = config
-    loaded, training = load_without_weights(folder), run.training
+    training = run.training
     if loaded.config is not None:
         source: Any = run_folder.load_config(folder, type(run)).training
         # A block that the user gives may add parameters.
         block = (run.init_from and training.block) or source.block
         training = replace(training, model=source.model, block=block)
     model = with_sizes(run.model, loaded.model.config)
-    return replace(run, model=model, training=training), loaded
+    return replace(run, model=model, training=training)
 
 
 def with_sizes(own: TransformerConfig, source: TransformerConfig) -> TransformerConfig:
