@@ -30,6 +30,11 @@ class Watched(Tokens):
         self.read.update(np.unique(places).tolist())
         return super().take(places)
 
+    def rows(self, starts: np.ndarray, counts: np.ndarray, length: int) -> np.ndarray:
+        for start, count in zip(starts.tolist(), counts.tolist(), strict=True):
+            self.read.update(range(start, start + count))
+        return super().rows(starts, counts, length)
+
 
 def documents(lengths: tuple[int, ...] = LENGTHS) -> Tokens:
     return Tokens(np.arange(5, 5 + sum(lengths), dtype=np.uint32), np.cumsum([0, *lengths]))

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from math import isqrt
 
 import numpy as np
-from jaxtyping import Int64, UInt64
+from jaxtyping import Bool, Int64, UInt64
 
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data.batches import (
@@ -28,8 +28,10 @@ class Stream:
     The documents of `tokens` follow each other and are cut into windows of `seq_len` labels. The
     position of the first cut and the order of the windows change with the epoch; neither the ids
     nor the order is held in memory. With `isolate_documents` a token sees and predicts only its
-    own document, and the first token of a document is no label; otherwise all is one text. Raises
-    `DataError` for a corpus shorter than one context (seq_len + 1 ids).
+    own document, and the first token of a document is no label; where `tokens.document_id`
+    separates documents, this id is the last label of a document and the first token of the next.
+    Otherwise all is one text. Raises `DataError` for a corpus shorter than one context (seq_len + 1
+    ids).
 
     Attributes: `tokens`; `batch_size`; `steps_per_epoch`.
 
@@ -130,24 +132,38 @@ def _make_rows(
     tokens: Tokens, starts: np.ndarray, sizes: np.ndarray, seq_len: int, isolate_documents: bool
 ) -> StreamBatch:
     """A row for each start; its first `sizes` labels count."""
-    columns = np.arange(seq_len + 1)
-    inside = (columns <= sizes[:, None]) & (sizes > 0)[:, None]
-    places = np.where(inside, starts[:, None] + columns, 0)
-    ids = np.where(inside, tokens.take(places), 0).astype(np.int32)
+    columns = np.arange(seq_len + 1, dtype=np.int32)
+    counts = np.where(sizes > 0, sizes + 1, 0)
+    ids = tokens.rows(starts, counts, seq_len + 1)
+    inside = columns < counts[:, None]
     example_ids = np.arange(len(starts), dtype=np.int32)
     if not isolate_documents:
         return StreamBatch(ids, inside[:, 1:], example_ids)
-    begins, _ = document_bounds(tokens, places)
-    new = begins[:, 1:] != begins[:, :-1]
-    segments = np.cumsum(np.pad(new, ((0, 0), (1, 0)), constant_values=True), axis=1)
-    positions = places - np.maximum(begins, starts[:, None])
-    return StreamBatch(
-        ids,
-        inside[:, 1:] & ~new,
-        example_ids,
-        np.where(inside, segments, 0).astype(np.int32),
-        np.where(inside, positions, 0).astype(np.int32),
-    )
+    if tokens.document_id is None:
+        begins = _document_begins(tokens, starts, counts, seq_len + 1)
+        is_label = inside[:, 1:] & ~begins[:, 1:]
+    else:  # the separator is the last label of a document, and the first input of the next
+        begins = ids == tokens.document_id
+        is_label = inside[:, 1:]
+    begins[:, 0] = True
+    segments = np.cumsum(begins, axis=1, dtype=np.int32)
+    positions = columns - np.maximum.accumulate(np.where(begins, columns, 0), axis=1)
+    if np.any(counts <= seq_len):
+        segments[~inside] = 0
+        positions[~inside] = 0
+    return StreamBatch(ids, is_label, example_ids, segments, positions)
+
+
+def _document_begins(
+    tokens: Tokens, starts: np.ndarray, counts: np.ndarray, length: int
+) -> Bool[np.ndarray, "B length"]:
+    """True where a sequence of `tokens` begins, for rows of `counts` ids from `starts` on."""
+    begins = np.zeros((len(starts), length), bool)
+    first = np.searchsorted(tokens.offsets, starts, side="left")
+    last = np.searchsorted(tokens.offsets, starts + counts, side="left")
+    for row, start, low, high in zip(begins, starts, first.tolist(), last.tolist(), strict=True):
+        row[tokens.offsets[low:high] - start] = True
+    return begins
 
 
 class ShuffledWindows:

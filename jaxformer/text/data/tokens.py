@@ -17,10 +17,11 @@ from typing import Any, Protocol, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
-from jaxtyping import Int, Int32, Int64, Integer
+from jaxtyping import Bool, Int, Int32, Int64, Integer
 
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.storage import replacing
+from jaxformer.text.data.id_files import JoinedIds, open_id_files
 from jaxformer.text.data.text_files import BLOCK_LENGTH
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -58,8 +59,10 @@ class Tokens:
     """Sequences of ids: sequence i is `ids[offsets[i]:offsets[i + 1]]`.
 
     `ids` and `offsets` (int64) may be memory-mapped. All ids are below `vocab_size`; None means
-    that no vocabulary is known. `fingerprint` is the value of the property, where it is known.
-    Raises `DataError` for offsets that do not fit and for negative ids.
+    that no vocabulary is known. A document is a sequence; with `document_id` this id separates
+    documents, and the files that it came with need no index of them. `fingerprint` is the value of
+    the property, where it is known. Raises `DataError` for offsets that do not fit and for negative
+    ids.
 
     >>> tokens = Tokens.from_lists([[5, 6, 7], [8]], vocab_size=9)
     >>> len(tokens), tokens[1].tolist(), tokens.lengths.tolist()
@@ -70,15 +73,15 @@ class Tokens:
 
     def __init__(
         self,
-        ids: Integer[np.ndarray, " total"],
+        ids: Integer[np.ndarray, " total"] | JoinedIds,
         offsets: Int64[np.ndarray, " sequences+1"],
         *,
         vocab_size: int | None = None,
         fingerprint: str | None = None,
+        document_id: int | None = None,
     ) -> None:
-        if ids.dtype.kind != "u" and ids.size and (ids.dtype.kind != "i" or ids.min() < 0):
-            least = f", {ids.min()} among them" if ids.dtype.kind == "i" else ""
-            raise DataError(f"ids must be integers from 0, got {ids.dtype}{least}")
+        if isinstance(ids, np.ndarray):
+            _check_ids(ids)
         if offsets.ndim != 1 or len(offsets) == 0 or offsets[0] != 0 or offsets[-1] != len(ids):
             raise DataError(f"offsets must start at 0 and end at the number of ids, {len(ids)}")
         for start in range(0, len(offsets), _CHUNK):
@@ -87,7 +90,49 @@ class Tokens:
         self.ids = ids
         self.offsets = offsets
         self.vocab_size = vocab_size
+        self.document_id = document_id
         self._fingerprint = fingerprint
+
+    @classmethod
+    def open(
+        cls,
+        paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+        *,
+        document_id: int | None = None,
+        vocab_size: int | None = None,
+    ) -> "Tokens":
+        """The ids in files that other programs wrote, memory-mapped, as one sequence.
+
+        The files are nanoGPT's and llm.c's .bin and integers in .npy (`text.data.id_files`); a
+        path may be a pattern such as 'fineweb/*_train_*.bin', whose files follow each other by
+        name. `document_id` is the id before or after each document, such as 50256 in GPT-2's ids;
+        None: all is one document. An id outside `vocab_size` is found when it is read. The
+        fingerprint is made from names, sizes, headers and samples. Raises `DataError` for a file
+        that is absent, empty, cut short or of another kind.
+
+        >>> np.array([50256, 318, 262, 50256, 640], np.uint16).tofile("two.bin")
+        >>> tokens = Tokens.open("*.bin", document_id=50256)
+        >>> tokens.ids[1:3].tolist(), tokens.document_id
+        ([318, 262], 50256)
+        """
+        limit = _MOST_IDS if vocab_size is None else vocab_size
+        if document_id is not None and not 0 <= document_id < limit:
+            raise ConfigError(
+                f"document_id={document_id}, but it must be 0 to {limit - 1}, an id of the "
+                "vocabulary"
+            )
+        return cls._of_files(open_id_files(paths), document_id, vocab_size)
+
+    @classmethod
+    def _of_files(cls, ids: JoinedIds, document_id: int | None, vocab_size: int | None) -> "Tokens":
+        offsets = np.array([0, len(ids)], np.int64)
+        return cls(ids, offsets, vocab_size=vocab_size, document_id=document_id)
+
+    def between(self, start: int, stop: int) -> "Tokens":
+        """The ids from the place `start` up to `stop` of files of ids; nothing is read."""
+        if not isinstance(self.ids, JoinedIds):
+            raise TypeError("only ids that `Tokens.open` has opened are cut by place")
+        return self._of_files(self.ids.between(start, stop), self.document_id, self.vocab_size)
 
     @classmethod
     def from_lists(
@@ -119,14 +164,22 @@ class Tokens:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 (hex) of ids and offsets, the same in memory and on disk; a file stores it."""
+        """SHA-256 (hex) of ids and offsets, the same in memory and on disk; a file stores it.
+
+        For files that other programs wrote it is made from names, sizes, headers and samples.
+        """
         if self._fingerprint is None:
-            digest = hashlib.sha256()
-            for values, kind in ((self.ids, "<u4"), (self.offsets, "<i8")):
-                for start in range(0, len(values), _CHUNK):
-                    digest.update(values[start : start + _CHUNK].astype(kind).tobytes())
-            self._fingerprint = digest.hexdigest()
+            self._fingerprint = self._compute_fingerprint()
         return self._fingerprint
+
+    def _compute_fingerprint(self) -> str:
+        if isinstance(self.ids, JoinedIds):
+            return hashlib.sha256(f"{self.ids.fingerprint} {self.document_id}".encode()).hexdigest()
+        digest = hashlib.sha256()
+        for values, kind in ((self.ids, "<u4"), (self.offsets, "<i8")):
+            for start in range(0, len(values), _CHUNK):
+                digest.update(values[start : start + _CHUNK].astype(kind).tobytes())
+        return digest.hexdigest()
 
     def take(self, places: Int[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
         """The ids at `places`, counted over all sequences.
@@ -134,13 +187,52 @@ class Tokens:
         Raises `DataError` for an id outside the vocabulary, which a damaged file may hold.
         """
         ids = self.ids[places]
-        limit = _MOST_IDS if self.vocab_size is None else self.vocab_size
-        if ids.size and not ids.max() < limit:
-            raise DataError(
-                f"id {ids.max()} is outside the vocabulary of {limit} ids that the tokens were "
-                "written for: the file is damaged; prepare the data again"
-            )
+        if self._has_wrong(ids):
+            where = np.asarray(places)[self._is_wrong(ids)]
+            raise self._wrong_id(int(where.flat[0]))
         return ids.astype(np.int32)
+
+    def rows(
+        self, starts: Int64[np.ndarray, " B"], counts: Int64[np.ndarray, " B"], length: int
+    ) -> Int32[np.ndarray, "B length"]:
+        """Rows of ids: `counts` of them from each of `starts` on, counted over all sequences, then
+        zeros.
+
+        Raises `DataError` as `take` does.
+        """
+        out = np.zeros((len(starts), length), np.int32)
+        for row, start, count in zip(out, starts.tolist(), counts.tolist(), strict=True):
+            if isinstance(self.ids, JoinedIds):
+                self.ids.copy(start, row[:count])
+            else:
+                row[:count] = self.ids[start : start + count]
+        if self._has_wrong(out):
+            row, column = np.argwhere(self._is_wrong(out))[0]
+            raise self._wrong_id(int(starts[row] + column))
+        return out
+
+    def _has_wrong(self, ids: Integer[np.ndarray, "*shape"]) -> bool:
+        """Whether an id is outside the vocabulary: faster than `_is_wrong`."""
+        return bool(ids.size and (ids.max() >= self._limit or ids.min() < 0))
+
+    def _is_wrong(self, ids: Integer[np.ndarray, "*shape"]) -> Bool[np.ndarray, "*shape"]:
+        return (ids < 0) | (ids >= self._limit)
+
+    @property
+    def _limit(self) -> int:
+        return _MOST_IDS if self.vocab_size is None else self.vocab_size
+
+    def _wrong_id(self, place: int) -> DataError:
+        """The error for the id at `place`, which is outside the vocabulary."""
+        if isinstance(self.ids, JoinedIds):
+            return DataError(
+                f"{self.ids.where(place)}: {self.ids.exact(place)} is outside the vocabulary of "
+                f"{self._limit} ids: give the tokenizer that made the ids, or other files"
+            )
+        return DataError(
+            f"id {self.ids[place]} is outside the vocabulary of {self._limit} ids that the tokens "
+            "were written for: the file is damaged; prepare the data again"
+        )
 
 
 def write_tokens(
@@ -373,6 +465,13 @@ def _groups(
             group, characters = [], 0
     if group:
         yield group
+
+
+def _check_ids(ids: np.ndarray) -> None:
+    """Raises `DataError` unless `ids` are integers from 0."""
+    if ids.dtype.kind != "u" and ids.size and (ids.dtype.kind != "i" or ids.min() < 0):
+        least = f", {ids.min()} among them" if ids.dtype.kind == "i" else ""
+        raise DataError(f"ids must be integers from 0, got {ids.dtype}{least}")
 
 
 def _checked(sequence: Sequence[int] | np.ndarray, index: int, vocab_size: int) -> np.ndarray:
