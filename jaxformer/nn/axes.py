@@ -14,6 +14,7 @@ two or more axes the first is the input. One axis, or none, has no input.
 
 import inspect
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -25,7 +26,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import reference
-from jaxformer.ops.dense import Dense
+from jaxformer.ops.dense import Dense, QuantizedMatrix
 
 INPUT, OUTPUT = "input", "output"
 """The names of axes that no `AXES` names."""
@@ -74,46 +75,103 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
     >>> axes["decoder/blocks_0/attention/out/kernel"][:2]
     (('heads', 'head_dim'), ('embed',))
     """
-    axes: dict[str, Axes] = {}
-    ranks: dict[str, int] = {}  # without stacked layers: inner modules return first
-    kinds: dict[str, type] = {}
     if hasattr(model, "attention_fn"):  # it has no parameters, and may not support the call
         model = model.clone(attention_fn=reference)
-
-    def record(call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext) -> Any:
-        result, module = call(*args, **kwargs), context.module
-        path = "/".join(module.path)
-        kinds[path] = type(module)
-        params: Any = nn.unbox(module.variables.get("params", {}))
-        leaves: dict[str, Any] = flatten_dict(params, sep="/")
-        for name, leaf in leaves.items():
-            full = f"{path}/{name}".lstrip("/")
-            if full not in axes:
-                ranks[full] = jnp.ndim(leaf)
-                axes[full] = _axes_of(module, name, ranks[full])
-            if named := _named(module, name, ranks[full]):  # outer modules come later and decide
-                axes[full] = axes[full]._replace(inputs=named[0], outputs=named[1])
-        return result
+    recorder = AxesRecorder()
 
     def init(*inputs: Any) -> Any:
         return nn.unbox(model.init(jax.random.key(0), *inputs)["params"])
 
-    with nn.intercept_methods(record):
+    with nn.intercept_methods(recorder.record):
         params = jax.eval_shape(init, *(inputs or example_inputs(model)))
-    leaves: dict[str, Any] = flatten_dict(params, sep="/")
-    blocks = tuple(
-        f"{path}/"
-        for path in kinds
-        if path and issubclass(kinds.get(path.rpartition("/")[0], object), Stack)
-    )
-    for path in leaves:
-        names = {*axes[path].inputs, *axes[path].outputs}
-        is_inside = path.startswith(blocks) or names <= FEATURES
-        axes[path] = axes[path]._replace(
-            layers=leaves[path].ndim - ranks[path],
-            is_hidden=bool(axes[path].inputs) and not names & _IDS and is_inside,
+    return recorder.axes_of(flatten_dict(params, sep="/"))
+
+
+class _Owner(NamedTuple):
+    """The innermost module that has a parameter."""
+
+    depth: int
+    rank: int
+    """The number of axes of the parameter, without stacked layers."""
+    axes: Axes
+    """The axes that follow from the class of the module."""
+
+
+class _Naming(NamedTuple):
+    """The outermost module whose class names the axes of a parameter."""
+
+    depth: int
+    kind: type[nn.Module]
+    name: str
+    """The key of `kind.AXES`."""
+
+
+class AxesRecorder:
+    """The interceptor that records the axes of the parameters of each module that is called."""
+
+    def __init__(self) -> None:
+        self.owners: dict[str, _Owner] = {}
+        self.namings: dict[str, _Naming] = {}
+        self.kinds: dict[str, type[nn.Module]] = {}
+        """The class of each module by its path."""
+
+    def record(
+        self, call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+    ) -> Any:
+        """The result of a module's method: the argument of `nn.intercept_methods`."""
+        result, module = call(*args, **kwargs), context.module
+        path, depth = "/".join(module.path), len(module.path)
+        self.kinds[path] = type(module)
+        params: Any = nn.unbox(module.variables.get("params", {}))
+        leaves: dict[str, Any] = flatten_dict(params, sep="/")
+        for name, leaf in leaves.items():
+            full = f"{path}/{name}".lstrip("/")
+            if isinstance(leaf, QuantizedMatrix):
+                continue
+            if full not in self.owners or depth > self.owners[full].depth:
+                rank = len(leaf.shape)
+                self.owners[full] = _Owner(depth, rank, _axes_of(module, name, rank))
+            kind = _naming_class(module, name)
+            if kind and (full not in self.namings or depth < self.namings[full].depth):
+                self.namings[full] = _Naming(depth, kind, name)
+        return result
+
+    def inputs_and_outputs(self, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The names of the axes of the parameter at `path`."""
+        _, rank, axes = self.owners[path]
+        if path not in self.namings:
+            return axes.inputs, axes.outputs
+        _, kind, name = self.namings[path]
+        text: str = vars(kind)["AXES"][name]
+        before, _, after = text.rpartition("->")
+        inputs, outputs = tuple(before.split()), tuple(after.split())
+        if len(inputs) + len(outputs) != rank:
+            raise ConfigError(
+                f"{kind.__name__}.AXES says {text!r} of {name}, which has {rank} axes: name {rank} "
+                "axes, as in 'embed -> mlp'"
+            )
+        return inputs, outputs
+
+    def axes_of(self, leaves: Mapping[str, Any]) -> dict[str, Axes]:
+        """{path: axes} of the parameters `leaves`, whose layers may be stacked."""
+        blocks = tuple(
+            f"{path}/"
+            for path in self.kinds
+            if path and issubclass(self.kinds.get(path.rpartition("/")[0], object), Stack)
         )
-    return {path: axes[path] for path in leaves}
+        axes = {}
+        for path, leaf in leaves.items():
+            inputs, outputs = self.inputs_and_outputs(path)
+            names = {*inputs, *outputs}
+            is_inside = path.startswith(blocks) or names <= FEATURES
+            axes[path] = Axes(
+                inputs,
+                outputs,
+                layers=len(leaf.shape) - self.owners[path].rank,
+                is_hidden=bool(inputs) and not names & _IDS and is_inside,
+                module=self.owners[path].axes.module,
+            )
+        return axes
 
 
 def example_inputs(model: nn.Module) -> tuple[jax.ShapeDtypeStruct, ...]:
@@ -126,22 +184,11 @@ def example_inputs(model: nn.Module) -> tuple[jax.ShapeDtypeStruct, ...]:
     return (ids,) * len(required)
 
 
-def _named(
-    module: nn.Module, name: str, rank: int
-) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
-    """The inputs and outputs of the parameter `name` in the `AXES` of a module's class, if any."""
+def _naming_class(module: nn.Module, name: str) -> type[nn.Module] | None:
+    """The first class of `module` and its bases whose `AXES` name the parameter `name`, if any."""
     for kind in type(module).__mro__:
-        text = vars(kind).get("AXES", {}).get(name)
-        if text is None:
-            continue
-        before, _, after = text.rpartition("->")
-        inputs, outputs = tuple(before.split()), tuple(after.split())
-        if len(inputs) + len(outputs) != rank:
-            raise ConfigError(
-                f"{kind.__name__}.AXES says {text!r} of {name}, which has {rank} axes: name {rank} "
-                "axes, as in 'embed -> mlp'"
-            )
-        return inputs, outputs
+        if name in vars(kind).get("AXES", {}):
+            return kind
     return None
 
 

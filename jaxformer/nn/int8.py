@@ -33,10 +33,12 @@ def quantize(model: nn.Module, params: Any) -> Any:
     axes = parameter_axes(model)
     leaves: dict[str, Any] = flatten_dict(params, sep="/")
     for path in leaves.keys() & axes.keys():
-        leaf, kind, name = leaves[path], axes[path].module or object, path.rpartition("/")[2]
-        if name == "table" and issubclass(kind, Embedding):
+        leaf, kind = leaves[path], axes[path].module or object
+        if not axes[path].inputs:  # a bias
+            continue
+        if issubclass(kind, Embedding):
             leaves[path] = quantize_matrix(leaf)
-        elif name == "kernel" and issubclass(kind, Dense | LMHead):
+        elif issubclass(kind, Dense | LMHead):
             size, _ = axes[path].matrix_shape(leaf.shape)
             of_layer = partial(_of_outputs, inputs=size)
             leaves[path] = jax.vmap(of_layer)(leaf) if axes[path].layers else of_layer(leaf)

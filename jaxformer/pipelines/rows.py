@@ -15,11 +15,14 @@ from jaxtyping import Array, Bool, Int
 from jaxformer.distributed import Strategy, strategy_of
 from jaxformer.distributed.mesh import global_array
 from jaxformer.nn.blocks import unstack_blocks
+from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecodingModel
+from jaxformer.nn.rounded_parameters import rounded_matrices
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import compile_piece, make_step_fn
+from jaxformer.pipelines.ensemble import Ensemble
 from jaxformer.runtime import concurrently
-from jaxformer.training.parameters import map_with_path
+from jaxformer.training.parameters import flatten, map_with_path
 
 FOREVER = np.iinfo(np.int32).max
 """A number of tokens that no text reaches."""
@@ -181,16 +184,19 @@ def _jitted_lay_out(model: Any, params: Any) -> Any:
 
 
 def _lower(model: Any, params: Any) -> dict[str, Any]:
-    """The dtype of each matrix that a module rounds to the model's type whenever it is used."""
-    dtype, dtypes = jnp.dtype(model.config.dtype), {}
-
-    def note(path: str, leaf: Any) -> None:
-        is_matrix = path.rpartition("/")[2] in ("kernel", "table")
-        if is_matrix and leaf.dtype == jnp.float32 and dtype != jnp.float32:
-            dtypes[path] = dtype
-
-    map_with_path(note, params)
-    return dtypes
+    """The type of each float32 matrix that the model rounds to it wherever it reads the matrix."""
+    if jnp.dtype(model.config.dtype) == jnp.float32:
+        return {}
+    while isinstance(model, Ensemble | Patched):
+        if isinstance(model, Ensemble):  # each member rounds its own
+            params = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), params)
+        model = model.model
+    types = rounded_matrices(model, params)
+    return {
+        path: types[path]
+        for path, leaf in flatten(params).items()
+        if path in types and leaf.dtype == jnp.float32
+    }
 
 
 def _unstacked(model: Any) -> Any:

@@ -19,10 +19,12 @@ from jaxformer.config import (
 )
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.blocks import unstack_blocks
+from jaxformer.nn.blocks import Block, unstack_blocks
+from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream
+from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pipelines.partial_text import PartialText
 from jaxformer.pipelines.rows import prepare
 from jaxformer.pretrained import Loaded
@@ -414,6 +416,55 @@ def test_matrices_are_rounded_to_the_models_type_once_and_nothing_else_is(loaded
     assert dtypes == {"table": "bfloat16", "kernel": "bfloat16"} | dict.fromkeys(
         ("bias", "scale"), "float32"
     )
+
+
+class Routed(nn.Module):
+    """Each token's vector goes through the matrix that a router in float32 chooses for it."""
+
+    dtype: str
+
+    @nn.compact
+    def __call__(self, x, dropout_rng=None):
+        size = x.shape[-1]
+        weight = self.param("weight", nn.initializers.lecun_normal(), (3, size, size))
+        router = self.param("table", nn.initializers.normal(1.0), (size, 3))
+        scores = nn.Dense(3, name="router")(x.astype(jnp.float32)) + x.astype(jnp.float32) @ router
+        chosen = jax.nn.one_hot(jnp.argmax(scores, -1), 3, dtype=x.dtype)
+        return jnp.einsum("bte,btd,edf->btf", chosen, x, weight.astype(self.dtype))
+
+
+def routed_block(**fields):
+    return Block(make_feed_forward=lambda *, dtype, **_: Routed(dtype), **fields)
+
+
+def test_the_type_in_which_a_module_reads_a_matrix_decides_and_not_its_name(random_params):
+    """A router in float32 chooses the same experts as before."""
+    model = DecoderOnly(dataclasses.replace(CONFIG, dtype="bfloat16"), block=routed_block)
+    tokens = jnp.asarray(np.random.default_rng(5).integers(0, 19, (5, 37)))
+    params = random_params(model, tokens)
+    same_model, laid_out = prepare(model, params)
+    feed_forward = laid_out["decoder"]["blocks_0"]["feed_forward"]
+    types = {path: str(leaf.dtype) for path, leaf in flatten(feed_forward).items()}
+    expected = {"router/kernel": "float32", "router/bias": "float32", "table": "float32"}
+    assert types == expected | {"weight": "bfloat16"}
+    before = forward(model, params, tokens)
+    np.testing.assert_array_equal(forward(same_model, laid_out, tokens), before)
+
+
+def test_members_of_an_ensemble_and_a_patched_model_are_rounded_as_the_model_is(random_params):
+    model = DecoderOnly(dataclasses.replace(CONFIG, dtype="bfloat16"))
+    params = random_params(model, jnp.ones((2, 3), jnp.int32))
+    patched = Patched(model, {"decoder/output": lambda x: x[:, :1] + x})
+    types = [
+        {path: leaf.dtype for path, leaf in flatten(prepare(*pair)[1]).items()}
+        for pair in (
+            (model, params),
+            (Ensemble(model), stack_members([params, params])),
+            (patched, params),
+        )
+    ]
+    assert types[0] == types[1] == types[2]
+    assert types[0]["decoder/blocks_0/attention/query/kernel"] == jnp.bfloat16
 
 
 def test_a_text_that_fits_does_not_slide_and_its_neighbours_do_not_matter(loaded, assert_equal):
