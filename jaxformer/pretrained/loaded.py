@@ -1,17 +1,28 @@
 """A trained model with its tokenizers and settings: the first argument of every pipeline."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
 
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
-from jaxformer.errors import ConfigError
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained.sentence_modules import SentenceOptions
 from jaxformer.text.tokenizers import Tokenizer
 
 Setting = SearchConfig | TranslationOptions | SamplingConfig | CompletionOptions | SentenceOptions
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """Settings of a folder that cannot be read or computed: an error where they are needed.
+
+    Such a folder can be loaded for everything else.
+    """
+
+    kinds: tuple[type[Setting], ...]
+    error: ConfigError | DataError
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,9 +48,8 @@ class Loaded:
     """The tokenizer of the (source) text; None, against its type, where the folder has none."""
     target_tokenizer: Tokenizer = None  # type: ignore[assignment]
     """The tokenizer of the target text; None, against its type: that of the source."""
-    settings: tuple[Setting, ...] | Callable[[tuple[type, ...]], tuple[Setting, ...]] = ()
-    """The defaults of the pipelines, or a function that reads those of some classes when they are
-    needed: a folder whose settings are not supported can still be loaded."""
+    settings: tuple[Setting | Unsupported, ...] = ()
+    """The defaults of the pipelines."""
     config: Any = None
     """The settings of a run, as its config.json has them; None for other folders."""
 
@@ -56,7 +66,7 @@ class Loaded:
         """A value of each class of `kinds`: the one in `given`, else the default here.
 
         `changes` replace single fields by name. Raises `ConfigError` for a value or a name of none
-        of `kinds`.
+        of `kinds`, and the error of `Unsupported` settings that are needed.
         """
         classes = " or ".join(kind.__name__ for kind in kinds)
         for value in given:
@@ -70,12 +80,20 @@ class Loaded:
             raise ConfigError(
                 f"{unknown[0]!r} is not a setting of this call: give {', '.join(sorted(kind_of))}"
             )
-        defaults: tuple[Setting, ...] = ()
-        if len(given) < len(kinds):
-            defaults = self.settings(kinds) if callable(self.settings) else self.settings
         chosen = []
         for kind in kinds:
-            value = next((x for x in (*given, *defaults) if isinstance(x, kind)), kind())
+            value = next((x for x in given if isinstance(x, kind)), None)
+            if value is None:
+                value = self._default(kind)
             changed = {name: x for name, x in changes.items() if kind_of[name] is kind}
             chosen.append(replace(value, **changed))
         return chosen
+
+    def _default(self, kind: type[Setting]) -> Setting:
+        """The setting of the class `kind`; raises the error of an `Unsupported` one."""
+        for setting in self.settings:
+            if isinstance(setting, kind):
+                return setting
+            if isinstance(setting, Unsupported) and kind in setting.kinds:
+                raise type(setting.error)(str(setting.error)) from setting.error
+        return kind()

@@ -27,14 +27,14 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import Classifier, SpanPredictor
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
 from jaxformer.pretrained import families
 from jaxformer.pretrained.config_keys import parse_number
 from jaxformer.pretrained.family import Family, canonical_names, read_config
 from jaxformer.pretrained.generation_config import load_generation_config, load_sampling_config
 from jaxformer.pretrained.hf_folder import Tensors, locate
-from jaxformer.pretrained.loaded import Loaded, Setting
+from jaxformer.pretrained.loaded import Loaded, Setting, Unsupported
 from jaxformer.pretrained.model_specs import (
     Kind,
     ModelSpec,
@@ -134,22 +134,32 @@ def _load(
         raise ConfigError(f"{source / 'config.json'}: {error}") from error
     except DataError as error:
         raise DataError(f"{source}: {error}") from error
-    loaded = Loaded(model, params, settings=functools.partial(_folder_settings, source, model))
+    loaded = Loaded(model, params, settings=_folder_settings(source, model))
     if tokenizers.has_tokenizer(source):
         reader, writer = tokenizers.load_pair(source)
         loaded = replace(loaded, tokenizer=reader, target_tokenizer=writer)
     return _check_tokenizers(source, loaded, spec.config)
 
 
-def _folder_settings(
-    folder: Path, model: nn.Module, kinds: tuple[type, ...]
-) -> tuple[Setting, ...]:
-    if SentenceOptions in kinds:
-        return (load_sentence_options(folder, model.config.max_len),)
+def _folder_settings(folder: Path, model: nn.Module) -> tuple[Setting | Unsupported, ...]:
+    """The settings in `folder` of the pipelines that take `model`."""
+    settings: tuple[Setting | Unsupported, ...] = ()
     if isinstance(model, EncoderDecoder):
-        return load_generation_config(folder)
-    is_decoder = isinstance(model, DecoderOnly)
-    return load_sampling_config(folder, model.config.max_len) if is_decoder else ()
+        try:
+            settings += load_generation_config(folder)
+        except (ConfigError, DataError) as error:
+            settings += (Unsupported((SearchConfig, TranslationOptions), error),)
+    elif isinstance(model, Model):
+        try:
+            settings += (load_sentence_options(folder, model.config.max_len),)
+        except (ConfigError, DataError) as error:
+            settings += (Unsupported((SentenceOptions,), error),)
+    if isinstance(model, DecoderOnly):
+        try:
+            settings += load_sampling_config(folder, model.config.max_len)
+        except (ConfigError, DataError) as error:
+            settings += (Unsupported((SamplingConfig, CompletionOptions), error),)
+    return settings
 
 
 def _check_tokenizers(folder: Path, loaded: Loaded, sizes: TransformerConfig) -> Loaded:

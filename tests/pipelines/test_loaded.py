@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pickle
 import shutil
 
 import jax.numpy as jnp
@@ -180,3 +181,23 @@ def test_settings_that_are_not_supported_are_refused_only_where_they_are_used(fo
     with pytest.raises(ConfigError, match="num_beams=4 is not supported: remove it"):
         jf.complete(loaded, LINE)
     loaded.choose_settings((SamplingConfig(), CompletionOptions()), {}, *SETTINGS)
+
+
+def test_a_loaded_model_needs_its_folder_no_longer(folder):
+    path = folder({"eos_token_id": 3, "max_new_tokens": 5})
+    (path / "modules.json").write_text(
+        json.dumps(
+            [
+                {"path": "", "type": "sentence_transformers.models.Transformer"},
+                {"path": "pooling", "type": "sentence_transformers.models.Pooling"},
+            ]
+        )
+    )
+    (path / "pooling").mkdir(exist_ok=True)
+    (path / "pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    loaded = jf.load(path)
+    text, vector = jf.complete(loaded, LINE), jf.embed(loaded, LINE)
+    shutil.rmtree(path)
+    assert jf.complete(loaded, LINE) == text
+    np.testing.assert_array_equal(jf.embed(loaded, LINE), vector)
+    assert jf.complete(pickle.loads(pickle.dumps(loaded)), LINE) == text
