@@ -10,6 +10,7 @@ from jaxformer.text.data.batches import (
     fill_rows,
 )
 from jaxformer.text.data.masking import MaskedStream
+from jaxformer.text.data.mixture import Mixture
 from jaxformer.text.data.pairs import Bucket, PairBatches, PairIds, bucket_pairs, plan_buckets
 from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import (
@@ -32,6 +33,7 @@ __all__ = [
     "Bucket",
     "MaskedBatch",
     "MaskedStream",
+    "Mixture",
     "PairBatch",
     "PairBatches",
     "PairIds",

@@ -94,6 +94,11 @@ class MaskedStream:
         self.steps_per_epoch: int = self._windows.steps_per_epoch
 
     @property
+    def rows_per_epoch(self) -> int:
+        """The rows of an epoch, without the empty ones that fill up its last batch."""
+        return self._windows.count
+
+    @property
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all that decides the batches: ids, shape, masks and seed."""
         masks = (self._shape, self._seed, tuple(self._special), self._vocab_size, self._mask_prob)
