@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from experiments.harness.runs import sources
-from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_documents

@@ -17,10 +17,10 @@ import numpy as np
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_files import write_table
 from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.text_cache import write_table
 from experiments.harness.training import build
-from experiments.harness.training.session import OpenRun, describe_folder
+from experiments.harness.training.open_run import OpenRun, describe_folder
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.objectives import objective
@@ -116,7 +116,7 @@ def describe_scores(
 
     From ten batches on, `losses` give half of the 95 % bootstrap interval of the loss.
     """
-    from experiments.harness.runs.statistics import item_half_width, plus_minus, ratio
+    from experiments.harness.runs.bootstrap import item_half_width, plus_minus, ratio
 
     items = np.array([(batch["loss"], batch["tokens"]) for batch in losses])
     interval = item_half_width(items, ratio) if len(items) >= 10 else math.nan

@@ -15,7 +15,8 @@ import numpy as np
 
 from experiments.harness import cli, training
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs import distributed
+from experiments.harness.runs import text_cache as run_files
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.rows import Rows, choose, predict

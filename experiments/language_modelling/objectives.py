@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments.harness.training.utilization import causal_flops, masked_flops, rows_and_length
+from experiments.harness.training.flops import causal_flops, masked_flops, rows_and_length
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.heads import MaskedLanguageModel

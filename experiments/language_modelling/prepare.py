@@ -13,7 +13,7 @@ import numpy as np
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_folder, sources
-from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus

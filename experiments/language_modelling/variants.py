@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from experiments.harness.cli import config_files
-from experiments.harness.training.utilization import causal_flops
+from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling.presets import python_stdlib
 
 SCALING_SIZES = ((64, 2), (96, 3), (128, 4), (192, 6), (320, 8))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
 from experiments.harness.runs import sources
-from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache, lines_digest
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache, lines_digest
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_pairs, read_tab_pairs

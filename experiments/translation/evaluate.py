@@ -14,7 +14,7 @@ from typing import Any
 from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
-from experiments.harness.runs.run_files import check_output, write_lines
+from experiments.harness.runs.text_cache import check_output, write_lines
 from experiments.harness.training import build
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import (

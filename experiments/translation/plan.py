@@ -10,7 +10,7 @@ import numpy as np
 
 from experiments.harness.planning import PlannedTraining
 from experiments.harness.training.build import build_model
-from experiments.harness.training.utilization import seq2seq_cost
+from experiments.harness.training.flops import seq2seq_cost
 from experiments.translation import train
 from experiments.translation.prepare import with_start
 from experiments.translation.presets import TranslationConfig

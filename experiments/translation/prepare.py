@@ -9,8 +9,9 @@ from typing import NamedTuple, TypeVar
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, run_files, run_folder
-from experiments.harness.runs.run_files import NOTHING_KEPT, TextCache
+from experiments.harness.runs import distributed, run_folder
+from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import Text, open_corpus, write_known_words

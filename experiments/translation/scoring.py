@@ -7,9 +7,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.runs.run_files import read_table, write_table
+from experiments.harness.runs.text_cache import read_table, write_table
 from experiments.harness.training import build
-from experiments.harness.training.session import OpenRun, describe_folder
+from experiments.harness.training.open_run import OpenRun, describe_folder
 from experiments.harness.training.task import Sample
 from experiments.translation.corpus import (
     Text,
@@ -216,7 +216,7 @@ def describe_scores(
     tokenize: str | None = None,
 ) -> str:
     """The scores, a line each, with signatures and 95 % intervals."""
-    from experiments.harness.runs.statistics import (
+    from experiments.harness.runs.bootstrap import (
         item_half_width,
         plus_minus,
         translation_items,

@@ -14,7 +14,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
-from experiments.harness.training.utilization import seq2seq_cost
+from experiments.harness.training.flops import seq2seq_cost
 from experiments.translation import scoring
 from experiments.translation.prepare import Prepared, describe, prepare, with_start
 from experiments.translation.presets import PRESETS, TranslationConfig

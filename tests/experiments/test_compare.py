@@ -15,8 +15,8 @@ from scipy import stats
 from experiments.harness.results import tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
-from experiments.harness.runs import statistics
-from experiments.harness.runs.run_files import read_table
+from experiments.harness.runs import bootstrap as statistics
+from experiments.harness.runs.text_cache import read_table
 from experiments.translation.scoring import describe_scores
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.harness.runs.statistics import described_score
+from experiments.harness.runs.bootstrap import described_score
 from experiments.harness.training.task import (
     EarlyStopping,
     StoppingMetric,

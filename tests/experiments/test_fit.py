@@ -15,7 +15,7 @@ import pytest
 from experiments.harness.cli.exit_codes import exit_code
 from experiments.harness.runs.run_folder import Run, RunOptions
 from experiments.harness.training.fit import fit
-from experiments.harness.training.session import OpenRun, choose_weights
+from experiments.harness.training.open_run import OpenRun, choose_weights
 from experiments.harness.training.task import Cost, EvaluationResult, StoppingMetric, Task
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.checkpoint import Checkpoints

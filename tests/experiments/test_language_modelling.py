@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.training.utilization import causal_flops
+from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling import corpus, evaluate, export, generate, load_run, prepare
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, DataConfig

@@ -21,7 +21,7 @@ from experiments.examples import custom_data
 from experiments.harness import cli
 from experiments.harness.planning import plan_run
 from experiments.harness.results.comparing import compare as compare_runs
-from experiments.harness.runs.run_files import read_table
+from experiments.harness.runs.text_cache import read_table
 from experiments.harness.training import build
 from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run

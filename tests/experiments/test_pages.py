@@ -17,7 +17,7 @@ from experiments.harness.results import pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
-from experiments.harness.runs import statistics
+from experiments.harness.runs import bootstrap as statistics
 from experiments.language_modelling.page import attend
 from jaxformer.checkpoint.lock import lock
 from jaxformer.nn.heads import MaskedLanguageModel

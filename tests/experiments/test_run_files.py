@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs.run_files import TextCache
+from experiments.harness.runs.text_cache import TextCache
 from experiments.translation import evaluate
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained.run_weights import select_weights, weights_of

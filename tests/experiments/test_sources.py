@@ -7,8 +7,8 @@ import os
 import pytest
 
 from experiments.harness.runs import sources
-from experiments.harness.runs.run_files import TextCache
 from experiments.harness.runs.sources import kind_of, read_fields
+from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
 from experiments.language_modelling.presets import DataConfig as LanguageData
 from experiments.translation.corpus import Text, open_corpus, read_files

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import run_files
-from experiments.harness.runs.run_files import TextCache
+from experiments.harness.runs import text_cache as run_files
 from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.text_cache import TextCache
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.storage import to_path

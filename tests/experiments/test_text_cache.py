@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.runs.run_files import TextCache
+from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import prepare as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE
 from experiments.translation import prepare as translation

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.run_files import TextCache
+from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training import training_config
 from experiments.translation import corpus
 from experiments.translation.corpus import GRAMMAR, Text, fingerprint, open_corpus

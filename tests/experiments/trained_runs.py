@@ -15,7 +15,7 @@ from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.training import utilization
+from experiments.harness.training import flops as utilization
 from jaxformer.config import with_fields
 from tests.experiments.commands import call
 from tests.made_once import made_once

@@ -24,8 +24,8 @@ from experiments.harness.planning.counting import (
 )
 from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import TPUS, Compiler
+from experiments.harness.training.flops import ACCELERATORS
 from experiments.harness.training.task import Cost
-from experiments.harness.training.utilization import ACCELERATORS
 from jaxformer.nn.blocks import REMAT
 
 ASSUMPTIONS = f"""\

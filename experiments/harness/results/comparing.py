@@ -15,7 +15,7 @@ from experiments.harness.results.groups import (
     group_runs,
     read_scored,
 )
-from experiments.harness.runs import statistics
+from experiments.harness.runs import bootstrap as statistics
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")

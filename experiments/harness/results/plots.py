@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.harness.results.groups import Group
-from experiments.harness.runs import statistics
+from experiments.harness.runs import bootstrap as statistics
+from experiments.harness.runs.bootstrap import described, quantity, shown
 from experiments.harness.runs.loggers import MetricsFile
-from experiments.harness.runs.statistics import described, quantity, shown
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 

@@ -18,9 +18,9 @@ from experiments.harness.results.groups import (
     numbers,
 )
 from experiments.harness.results.plots import Interval, best_first
-from experiments.harness.runs import statistics
+from experiments.harness.runs import bootstrap as statistics
+from experiments.harness.runs.bootstrap import quantity, shown
 from experiments.harness.runs.loggers import MetricsFile
-from experiments.harness.runs.statistics import quantity, shown
 from jaxformer.checkpoint.lock import is_locked
 from jaxformer.records import Record
 

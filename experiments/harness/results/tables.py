@@ -14,7 +14,7 @@ from jaxtyping import Bool
 
 from experiments.harness.results.comparing import Comparison
 from experiments.harness.results.groups import ScoredRun, sample_table
-from experiments.harness.runs import statistics
+from experiments.harness.runs import bootstrap as statistics
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 

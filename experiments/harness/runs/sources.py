@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.runs import run_files
-from experiments.harness.runs.run_files import TextCache
+from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs.text_cache import TextCache
 from jaxformer import optional_dependencies
 from jaxformer.config import import_by_name, is_import_name
 from jaxformer.errors import ConfigError, DataError, shorten

@@ -8,7 +8,8 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import BinaryIO
 
-from experiments.harness.runs import distributed, run_files
+from experiments.harness.runs import distributed
+from experiments.harness.runs import text_cache as run_files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.storage import to_path
 

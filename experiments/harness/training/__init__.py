@@ -15,7 +15,7 @@ from experiments.harness.training.build import (
 )
 from experiments.harness.training.fit import fit
 from experiments.harness.training.initialization import start
-from experiments.harness.training.session import OpenRun, choose_weights, describe_folder, open_run
+from experiments.harness.training.open_run import OpenRun, choose_weights, describe_folder, open_run
 from experiments.harness.training.task import (
     Cost,
     EvaluationResult,

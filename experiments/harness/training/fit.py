@@ -15,16 +15,17 @@ import jax
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
+from experiments.harness.runs.bootstrap import described_score
 from experiments.harness.runs.distributed import asked_to_stop
-from experiments.harness.runs.statistics import described_score
 from experiments.harness.training.build import (
     DEVICE_CHECKS,
     describe_size,
     learning_rates,
     result_params,
 )
+from experiments.harness.training.flops import peak_of
+from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.progress import Progress
-from experiments.harness.training.session import OpenRun
 from experiments.harness.training.task import (
     Cost,
     EarlyStopping,
@@ -33,7 +34,6 @@ from experiments.harness.training.task import (
     due,
     sample_lines,
 )
-from experiments.harness.training.utilization import peak_of
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import agreed, assert_processes_agree

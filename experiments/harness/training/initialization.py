@@ -18,7 +18,7 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, run_folder
 from experiments.harness.runs.run_folder import RunOptions
 from experiments.harness.training import build
-from experiments.harness.training.session import OpenRun
+from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.task import MakeStep, Task
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields

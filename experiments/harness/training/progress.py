@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.training.utilization import memory_in_use
+from experiments.harness.training.flops import memory_in_use
 from jaxformer.training.train_step import STEP_STATISTICS, raise_if_diverged
 
 _RECENT = 100

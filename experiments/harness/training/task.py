@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.tree_util import Partial
 
-from experiments.harness.runs.statistics import described_score, quantity
+from experiments.harness.runs.bootstrap import described_score, quantity
 from experiments.harness.training import build
 from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.distributed import CompiledStep, Strategy

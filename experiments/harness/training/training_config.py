@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
 
 from experiments.harness.runs.distributed import ProcessOptions
-from experiments.harness.runs.run_files import TextCache
+from experiments.harness.runs.text_cache import TextCache
 from jaxformer import storage
 from jaxformer.config import (
     Checked,

@@ -16,14 +16,15 @@ import jax
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files, display
-from experiments.harness.runs import distributed, run_files, run_folder
+from experiments.harness.runs import distributed, run_folder
+from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs.bootstrap import described_score
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.runs.statistics import described_score
 from experiments.harness.training import build
+from experiments.harness.training.flops import peak_of
 from experiments.harness.training.task import StoppingMetric, Task, stopping_metric
 from experiments.harness.training.training_config import StrategyName
-from experiments.harness.training.utilization import peak_of
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import to_plain
