@@ -25,8 +25,8 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.run_facts import seconds_of
 from experiments.harness.results.tables import Table, markdown
-from experiments.harness.runs.bootstrap import decimals, rounded
-from experiments.harness.runs.run_folder import environment_of
+from experiments.harness.runs.environment import environment_of
+from experiments.harness.runs.rounding import decimals, rounded
 from jaxformer.config import from_plain, to_plain
 from jaxformer.errors import ConfigError, DataError
 

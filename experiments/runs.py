@@ -29,7 +29,7 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.results.run_facts import RunFacts, facts_of_sweep
 from experiments.harness.results.tables import Table
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer import storage
 from jaxformer.config import Checked, Natural
 from jaxformer.errors import ConfigError, DataError

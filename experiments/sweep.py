@@ -28,7 +28,7 @@ from experiments.harness.results.groups import SWEEP, settings_of, shared_settin
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
-from experiments.harness.training import build
+from experiments.harness.training import named_values
 from jaxformer import storage
 from jaxformer.config import Checked, Count, Natural, import_by_name, to_plain
 from jaxformer.errors import ConfigError, DataError
@@ -74,7 +74,7 @@ def sweep(
     by their names, without those that failed; the screen says which, and `failed/` why.
     """
     module = registry.find(experiment) if experiment else registry.of_config(config)
-    base = build.with_values(replace(config, name=name), **values)
+    base = named_values.with_values(replace(config, name=name), **values)
     runs = open_cells(module, base, name_cells(base, vary or {}, cells, seeds))
     train_cells(module, runs, tuple(loggers))
     results = {run.name: result_of(module, run) for run in runs}

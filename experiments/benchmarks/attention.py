@@ -21,7 +21,7 @@ from experiments.benchmarks.timing import (
     run_tables,
 )
 from experiments.harness import cli
-from experiments.harness.training.flops import peak_of
+from experiments.harness.training.chips import peak_of
 from jaxformer.config import Checked, Count, Natural, import_by_name
 from jaxformer.distributed import single
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, blockwise

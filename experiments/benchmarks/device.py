@@ -32,10 +32,10 @@ from experiments.harness.cli import display
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.results.tables import Table, plain
 from experiments.harness.runs import distributed
-from experiments.harness.runs.bootstrap import rounded
+from experiments.harness.runs.rounding import rounded
+from experiments.harness.training.chips import ACCELERATORS, DEVICE_KINDS, peak_of
 from experiments.harness.training.device_check import compare, compare_products
-from experiments.harness.training.flops import ACCELERATORS, DEVICE_KINDS, peak_of
-from experiments.harness.training.open_run import choose_devices
+from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.training_config import DeviceChoice
 from experiments.results import FILE, Result, append
 from jaxformer import __version__

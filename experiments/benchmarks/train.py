@@ -31,11 +31,8 @@ from experiments.benchmarks.timing import (
 )
 from experiments.harness import cli
 from experiments.harness.training.build import build_model
-from experiments.harness.training.flops import (
-    causal_flops,
-    peak_of,
-    seq2seq_flops,
-)
+from experiments.harness.training.chips import peak_of
+from experiments.harness.training.flops import causal_flops, seq2seq_flops
 from experiments.harness.training.training_config import Remat
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import (

@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.runs import sources
+from experiments.harness.runs import downloads, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
@@ -140,12 +140,12 @@ def _python_stdlib(config: DataConfig) -> Corpus:
 
 
 def _shakespeare(config: DataConfig) -> Corpus:
-    path = sources.find("tinyshakespeare", "input.txt")
+    path = downloads.find("tinyshakespeare", "input.txt")
     return _cut(Part((path,), config.split), 1_003_854)  # nine tenths of its characters
 
 
 def _wikitext2(config: DataConfig) -> Corpus:
-    parts = (sources.find("wikitext-2", f"{part}.txt.gz") for part in ("train", "valid", "test"))
+    parts = (downloads.find("wikitext-2", f"{part}.txt.gz") for part in ("train", "valid", "test"))
     return Corpus(*(Part((path,), config.split) for path in parts))
 
 

@@ -17,10 +17,11 @@ import numpy as np
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.runs.text_cache import write_table
-from experiments.harness.training import build
-from experiments.harness.training.open_run import OpenRun, describe_folder
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.sample_tables import write_table
+from experiments.harness.training import held_out_loss, metric_inputs
+from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.run_summary import describe_folder
 from experiments.language_modelling.corpus import part_of
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.objectives import objective
@@ -60,7 +61,7 @@ def batch_losses(
     chunk = config.training.loss_chunk
     apart: int = stride or config.data.seq_len
     batches = task.iterate_once(text.tokens, loaded.tokenizer, config, apart)
-    return list(build.batch_sums(task.measure, loaded, batches, loss_chunk=chunk))
+    return list(held_out_loss.batch_sums(task.measure, loaded, batches, loss_chunk=chunk))
 
 
 def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
@@ -82,20 +83,20 @@ def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) ->
 def user_loss_metrics(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
     """The user's loss and metrics of the validation `text`.
 
-    The loss is computed in rows as those of the training (see `build.user_loss_metrics`).
+    The loss is computed in rows as those of the training (see `metric_inputs.user_loss_metrics`).
     """
     config, task = loaded.config, objective(loaded.config)
     batches = task.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
     chunk = config.training.loss_chunk
-    of_loss = build.user_loss_metrics(loaded, batches, loss_chunk=chunk)
+    of_loss = metric_inputs.user_loss_metrics(loaded, batches, loss_chunk=chunk)
     metrics = user_metrics(loaded, text, likelihood)
     return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
 
 
 def user_metrics(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
-    """`build.user_metrics` of `text`."""
-    evaluation = build.MetricInputs(loaded, text, scores_of(loaded.config, likelihood))
-    return build.user_metrics(loaded.config.training, evaluation)
+    """`metric_inputs.user_metrics` of `text`."""
+    evaluation = metric_inputs.MetricInputs(loaded, text, scores_of(loaded.config, likelihood))
+    return metric_inputs.user_metrics(loaded.config.training, evaluation)
 
 
 def scores_of(config: LanguageConfig, likelihood: Likelihood) -> dict[str, float]:
@@ -116,7 +117,8 @@ def describe_scores(
 
     From ten batches on, `losses` give half of the 95 % bootstrap interval of the loss.
     """
-    from experiments.harness.runs.bootstrap import item_half_width, plus_minus, ratio
+    from experiments.harness.runs.bootstrap import item_half_width, ratio
+    from experiments.harness.runs.rounding import plus_minus
 
     items = np.array([(batch["loss"], batch["tokens"]) for batch in losses])
     interval = item_half_width(items, ratio) if len(items) >= 10 else math.nan

@@ -15,8 +15,7 @@ import numpy as np
 
 from experiments.harness import cli, training
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed
-from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs import distributed, sample_tables
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.rows import Rows, choose, predict
@@ -71,7 +70,8 @@ def train(
     with training.open_run(EXPERIMENT, config, kind.SCORES, loggers, sizes) as run:
         tokenizer = finetune_start.prepare_tokenizer(run.config, run.folder)
         data = prepare(run.config, run.folder, tokenizer)
-        model = kind.make_model(run.config, data.facts)
+        backbone = training.build_model(run.config, has_head=True, device_checks=run.device_checks)
+        model = kind.make_model(run.config, backbone, data.facts)
         outputs = jax.jit(kind.outputs(model))
 
         def scored(params: Any, text: Encoded) -> Scored:
@@ -136,8 +136,8 @@ def score(run: training.OpenRun, name: str, scored: Scored, text: Encoded) -> No
     if distributed.is_first():
         end = "-losses" if "nats" in scored.table else ""
         table = {column: list(cells) for column, cells in scored.table.items()}
-        run_files.write_table(run.folder / "samples" / f"{name}{end}.tsv", table)
-    digest = run_files.lines_digest([repr(item) for item in text.items])
+        sample_tables.write_table(run.folder / "samples" / f"{name}{end}.tsv", table)
+    digest = sample_tables.lines_digest([repr(item) for item in text.items])
     run.write_scores({"text": name, "text_sha256": digest, **scored.scores})
     said = "  ".join(f"{key} {value:.4g}" for key, value in scored.scores.items())
     display.say(f"{name}, {len(text.items):,} examples: {said}")

@@ -16,7 +16,7 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import load_members, run_folders
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.text_io import read_text, read_texts
 from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import load_run

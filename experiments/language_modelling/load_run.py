@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.training import build, initialization
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training import initialization, loading
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
@@ -34,12 +34,12 @@ def load_run(
 ) -> Loaded:
     """The model in `folder`; `config` describes also one of transformers.
 
-    Raises `ConfigError` as `build.load_run` does, and for a folder of transformers without a
+    Raises `ConfigError` as `loading.load_run` does, and for a folder of transformers without a
     language model or without a tokenizer.
     """
     from experiments.language_modelling.finetune_presets import FinetuneConfig
 
-    loaded = build.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
+    loaded = loading.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
     return replace(loaded, config=loaded.config or describe(folder, loaded))
 
 

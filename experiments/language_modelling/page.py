@@ -9,7 +9,7 @@ import numpy as np
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.groups import prompted, sample_texts
 from experiments.harness.results.pages import Contents, Sentence
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.language_modelling.evaluate import continued_prompts
 from experiments.language_modelling.load_run import load_run
 from jaxformer.errors import ConfigError

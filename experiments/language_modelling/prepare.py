@@ -12,7 +12,7 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, run_folder, sources
+from experiments.harness.runs import distributed, downloads, run_folder
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -305,7 +305,7 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
     if is_import_name(name):
         return import_by_name(name, "tokenizer")(text, size)
     if name in _PUBLISHED:
-        paths = [sources.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
+        paths = [downloads.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)
     if not Path(name).exists():
         known = ", ".join((*_LEARNED, *_PUBLISHED))

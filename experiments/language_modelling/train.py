@@ -56,8 +56,8 @@ def train(
 ) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test text.
 
-    `values` are of your own, by the names in `build.VALUES`, such as `block`; the run records them.
-    `loggers` get all that is logged. Returns the run's folder and scores.
+    `values` are of your own, by the names in `named_values.VALUES`, such as `block`; the run
+    records them. `loggers` get all that is logged. Returns the run's folder and scores.
     """
     config = training.with_values(config, **values)
     scores = known_scores(config)
@@ -65,7 +65,7 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data, run.config))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
-        model = training.build_model(run.config)
+        model = training.build_model(run.config, device_checks=run.device_checks)
         loaded = Loaded(model, None, data.tokenizer, config=run.config)
         flops = objective(run.config).flops
         task = training.Task(

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
-from experiments.harness.runs import sources
-from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache, lines_digest
+from experiments.harness.runs import downloads, sources
+from experiments.harness.runs.sample_tables import lines_digest
+from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_pairs, read_tab_pairs
@@ -165,7 +166,7 @@ def _multi30k() -> Parts:
 
 def _multi30k_files() -> list[Path]:
     parts, sides = ("train", "val", "test_2016_flickr"), ("en", "de")
-    return [sources.find("multi30k", f"{part}.{side}.gz") for part in parts for side in sides]
+    return [downloads.find("multi30k", f"{part}.{side}.gz") for part in parts for side in sides]
 
 
 def _tatoeba() -> Parts:
@@ -176,7 +177,7 @@ def _tatoeba() -> Parts:
 
 
 def _tatoeba_files() -> list[Path]:
-    return [sources.find("tatoeba-deu-eng", "deu.txt.gz")]
+    return [downloads.find("tatoeba-deu-eng", "deu.txt.gz")]
 
 
 BUILT_IN = {

@@ -14,8 +14,9 @@ from typing import Any
 from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
-from experiments.harness.runs.text_cache import check_output, write_lines
-from experiments.harness.training import build
+from experiments.harness.runs.sample_tables import write_lines
+from experiments.harness.runs.text_io import check_output
+from experiments.harness.training import metric_inputs
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import (
     Text,
@@ -98,7 +99,7 @@ def main(options: EvaluateOptions) -> None:
     print(json.dumps(record | result.scores))
 
 
-def rouge(evaluation: build.MetricInputs) -> dict[str, float]:
+def rouge(evaluation: metric_inputs.MetricInputs) -> dict[str, float]:
     """ROUGE of the summaries of a text; for --training.metrics."""
     return score_summaries(evaluation.hypotheses, evaluation.text.target)
 

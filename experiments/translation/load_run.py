@@ -4,8 +4,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.training import build
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training import loading
 from experiments.translation.presets import TranslationConfig
 from experiments.translation.scoring import search_of
 from jaxformer.distributed import Strategy
@@ -22,10 +22,10 @@ def load_run(
 ) -> Loaded:
     """The model in `folder`; its `settings` are its `SearchConfig` and `TranslationOptions`.
 
-    Raises `ConfigError` as `build.load_run` does, and for a folder without a tokenizer or with
+    Raises `ConfigError` as `loading.load_run` does, and for a folder without a tokenizer or with
     another kind of model.
     """
-    loaded = build.load_run(folder, options, TranslationConfig, devices=devices)
+    loaded = loading.load_run(folder, options, TranslationConfig, devices=devices)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         name = type(loaded.model).__name__
         raise ConfigError(f"{folder} holds a {name}, which does not translate")

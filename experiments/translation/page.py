@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
 from experiments.harness.results.pages import Contents, Sentence
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.translation.load_run import load_run
 from experiments.translation.scoring import prepare_sources, read_samples, search_of
 from jaxformer.errors import ConfigError

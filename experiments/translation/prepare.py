@@ -9,8 +9,7 @@ from typing import NamedTuple, TypeVar
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, run_folder
-from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs import distributed, run_folder, user_cache
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
@@ -192,7 +191,9 @@ def describe(prepared: Prepared) -> str:
 
 def _digests(folder: Path) -> dict[str, str]:
     """The SHA-256 of each tokenizer's file, by its name."""
-    return {path.name: run_files.digest(path) for path in sorted(folder.glob("tokenizer/*.json"))}
+    return {
+        path.name: user_cache.file_digest(path) for path in sorted(folder.glob("tokenizer/*.json"))
+    }
 
 
 def _copy_tokenizers(start: Path, folder: Path) -> None:

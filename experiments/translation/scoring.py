@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.runs.text_cache import read_table, write_table
-from experiments.harness.training import build
-from experiments.harness.training.open_run import OpenRun, describe_folder
-from experiments.harness.training.task import Sample
+from experiments.harness.runs.sample_tables import read_table, write_table
+from experiments.harness.training import held_out_loss, metric_inputs
+from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.run_summary import describe_folder
+from experiments.harness.training.samples import Sample
 from experiments.translation.corpus import (
     Text,
     fingerprint,
@@ -70,8 +71,8 @@ def evaluate(
         lower = metrics.score_lowercased(hypotheses, text.target, language)
         scores |= {"lowercased": lower._asdict()}
     if config is not None:
-        inputs = build.MetricInputs(loaded, text, scores, hypotheses)
-        scores |= build.user_metrics(config.training, inputs)
+        inputs = metric_inputs.MetricInputs(loaded, text, scores, hypotheses)
+        scores |= metric_inputs.user_metrics(config.training, inputs)
     return Result(scores, hypotheses)
 
 
@@ -106,17 +107,17 @@ def search_of(loaded: Loaded) -> tuple[SearchConfig, TranslationOptions]:
 def losses(loaded: Loaded, text: Text) -> dict[str, float]:
     """`validation_loss` of `text`: nats per target token, without label smoothing.
 
-    With your own loss also `build.user_loss_metrics`. Pairs with an empty or too long side are left
-    out; {} if no other is there.
+    With your own loss also `metric_inputs.user_loss_metrics`. Pairs with an empty or too long side
+    are left out; {} if no other is there.
     """
     training = loaded.config.training
     batches = _batches(loaded, text)
     if not batches:
         return {}
     options = {"pad": loaded.config.translation.pad, "loss_chunk": training.loss_chunk}
-    sums = build.loss_sums(seq2seq_loss, loaded, batches, **options)
+    sums = held_out_loss.loss_sums(seq2seq_loss, loaded, batches, **options)
     smoothed = options | {"label_smoothing": training.label_smoothing}
-    custom = build.user_loss_metrics(loaded, batches, **smoothed)
+    custom = metric_inputs.user_loss_metrics(loaded, batches, **smoothed)
     return {"validation_loss": sums["loss"] / sums["tokens"], **custom}
 
 
@@ -216,11 +217,9 @@ def describe_scores(
     tokenize: str | None = None,
 ) -> str:
     """The scores, a line each, with signatures and 95 % intervals."""
-    from experiments.harness.runs.bootstrap import (
-        item_half_width,
-        plus_minus,
-        translation_items,
-    )
+    from experiments.harness.runs.bootstrap import item_half_width
+    from experiments.harness.runs.rounding import plus_minus
+    from experiments.harness.runs.translation_items import translation_items
 
     halves = {}
     for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):

@@ -59,8 +59,8 @@ def train(
 ) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
 
-    `values` are of your own, by the names in `build.VALUES`, such as `block`; the run records them.
-    `loggers` get all that is logged. Returns the run's folder and scores.
+    `values` are of your own, by the names in `named_values.VALUES`, such as `block`; the run
+    records them. `loggers` get all that is logged. Returns the run's folder and scores.
     """
     config = training.with_values(config, **values)
     scoring.check_extras(config)
@@ -70,7 +70,7 @@ def train(
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabularies
         both = data.source_tokenizer, data.target_tokenizer
         settings = run.config.search, run.config.translation
-        model = training.build_model(run.config)
+        model = training.build_model(run.config, device_checks=run.device_checks)
         loaded = Loaded(model, None, *both, settings, run.config)
         task = training.Task(
             model=loaded.model,

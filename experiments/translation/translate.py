@@ -15,8 +15,8 @@ from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
-from experiments.harness.runs.text_cache import check_output, one_line
-from experiments.harness.runs.text_io import open_binary, read_chunks, source_name
+from experiments.harness.runs.sample_tables import one_line
+from experiments.harness.runs.text_io import check_output, open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
 from experiments.translation.load_run import load_decoding
 from experiments.translation.scoring import describe_too_long, prepare_sources

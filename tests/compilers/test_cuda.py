@@ -16,7 +16,7 @@ from experiments.benchmarks.train import PRESETS
 from experiments.harness.planning.counting import work
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.build import build_model
-from experiments.harness.training.initialization import fewest_parts, step_memory
+from experiments.harness.training.fewest_parts import fewest_parts, step_memory
 from experiments.language_modelling.plan import planned
 from experiments.language_modelling.presets import gpt2_124m
 from experiments.translation import train as translation

@@ -16,7 +16,7 @@ import numpy as np
 
 from experiments.harness.planning import PlannedTraining
 from experiments.harness.results.pages import Contents
-from experiments.harness.training.build import loss_sums
+from experiments.harness.training.held_out_loss import loss_sums
 from experiments.harness.training.flops import causal_flops
 from experiments.language_modelling.presets import DataConfig, OptimizerConfig, TrainingConfig
 from jaxformer.config import TransformerConfig

@@ -5,7 +5,7 @@ import math
 
 import numpy as np
 
-from experiments.harness.runs.text_cache import lines_digest, write_table
+from experiments.harness.runs.sample_tables import lines_digest, write_table
 from jaxformer.text.metrics import exact_match, score_translations
 
 WORDS = "ein Haus steht am alten Fluss und die Sonne scheint heute sehr hell".split()

@@ -15,8 +15,8 @@ from scipy import stats
 from experiments.harness.results import tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
-from experiments.harness.runs import bootstrap as statistics
-from experiments.harness.runs.text_cache import read_table
+from experiments.harness.runs import bootstrap, intervals, rounding
+from experiments.harness.runs.sample_tables import read_table
 from experiments.translation.scoring import describe_scores
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
@@ -129,11 +129,11 @@ def test_intervals_have_the_size_that_theory_gives():
     a, b = np.array([3.0, 5.0, 10.0]), np.array([1.0, 2.0])
     errors = np.array([13 / 3, 0.5 / 2])  # of a and b; 2.2 degrees of freedom by Welch
     welch = stats.t.ppf(0.975, errors.sum() ** 2 / (errors[0] ** 2 / 2 + errors[1] ** 2))
-    assert statistics.welch_half_width(a, b) == pytest.approx(welch * np.sqrt(errors.sum()))
-    assert statistics.welch_half_width(b[:1].repeat(2), b[:1].repeat(3)) == 0.0
+    assert intervals.welch_half_width(a, b) == pytest.approx(welch * np.sqrt(errors.sum()))
+    assert intervals.welch_half_width(b[:1].repeat(2), b[:1].repeat(3)) == 0.0
     draws = np.random.default_rng(0).normal(7.0, 2.0, (1009, 1))
     items = np.concatenate([draws, np.ones_like(draws)], axis=-1)
-    half = statistics.item_half_width(items, lambda sums: sums[:, 0] / sums[:, 1])
+    half = bootstrap.item_half_width(items, lambda sums: sums[:, 0] / sums[:, 1])
     assert half == pytest.approx(1.96 * 2.0 / math.sqrt(1009), rel=0.06)
 
 
@@ -253,7 +253,7 @@ def test_latex_escapes_its_special_characters_and_writes_signs_in_mathematics():
     [(1.56, "41.4 ± 1.6"), (0.93, "41.4 ± 0.9"), (36.0, "41 ± 36"), (math.nan, "41.38")],
 )
 def test_a_number_is_rounded_to_the_digits_that_its_interval_leaves_certain(half, shown):
-    assert statistics.rounded(41.3798, half) == shown
+    assert rounding.rounded(41.3798, half) == shown
 
 
 def test_a_score_by_length_is_that_of_the_sentences_of_this_length(runs, compared):

@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from experiments.harness.runs import sources
-from experiments.harness.runs.sources import DataSetFiles, find
+from experiments.harness.runs import downloads
+from experiments.harness.runs.downloads import DataSetFiles, find
 from jaxformer.errors import DataError
 from jaxformer.text.data import read_lines
 
@@ -53,7 +53,7 @@ def server(tmp_path, monkeypatch):
         {"raw/b.txt.gz": hashlib.sha256(TEXT.encode()).hexdigest()}, address, True
     )
     lost = DataSetFiles({"c.txt.gz": "0" * 64}, source="c.txt of the moon, gzipped")
-    monkeypatch.setattr(sources, "known_datasets", lambda: {"houses": [plain, zipped, lost]})
+    monkeypatch.setattr(downloads, "known_datasets", lambda: {"houses": [plain, zipped, lost]})
     yield Own
     web.shutdown()
     web.server_close()
@@ -137,7 +137,7 @@ def test_an_unknown_name_is_refused_and_leads_nowhere(server, tmp_path):
 
 
 def test_every_known_file_has_a_whole_address_and_a_sha256():
-    table = sources.known_datasets()
+    table = downloads.known_datasets()
     for group in (group for groups in table.values() for group in groups):
         assert bool(group.url) != bool(group.source)
         assert group.url is None or group.url.startswith("https://")
@@ -147,7 +147,7 @@ def test_every_known_file_has_a_whole_address_and_a_sha256():
 
 def test_the_known_files_that_lie_here_have_the_sha256_that_is_known(real_data):
     checked = 0
-    for dataset, groups in sources.known_datasets().items():
+    for dataset, groups in downloads.known_datasets().items():
         for group in groups:
             for file, digest in group.files.items():
                 content = (real_data / dataset / file).read_bytes()

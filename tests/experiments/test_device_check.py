@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness.training import device_check
-from experiments.harness.training.build import DEVICE_CHECKS
 from experiments.harness.training.device_check import (
     PRODUCTS,
     accept,
@@ -145,18 +144,19 @@ def test_a_small_call_is_small_and_keeps_the_heads_of_a_group():
 
 @pytest.fixture
 def fresh():
-    """A process that has compared nothing, before and after: runs record what theirs has."""
-    device_check._compared.cache_clear(), DEVICE_CHECKS.clear()
+    """A process that has compared nothing, before and after."""
+    device_check._compared.cache_clear()
     yield
-    device_check._compared.cache_clear(), DEVICE_CHECKS.clear()
+    device_check._compared.cache_clear()
 
 
 def test_a_product_that_differs_is_said_with_advice(fresh, capsys, monkeypatch):
-    assert check_products("float32") and capsys.readouterr().out == ""
+    checks = []
+    assert check_products("float32", checks) and capsys.readouterr().out == ""
     wrong = partial(compare_products, products={"mine": with_a_wrong_gradient})
     monkeypatch.setattr(device_check, "compare_products", wrong)
     device_check._compared.cache_clear()
-    assert not check_products("float32") and DEVICE_CHECKS[-1].failure
+    assert not check_products("float32", checks) and checks[-1].failure
     said = capsys.readouterr().out
     assert said.startswith("products in float32 on a small call: mine: dmatrix differ by 1.0e-02")
     assert "nothing replaces a product: update the driver, unset XLA_FLAGS, or give" in said
@@ -166,12 +166,12 @@ def test_what_raises_here_is_said_not_accepted_and_compared_once_for_all_runs(
     fresh, capsys, monkeypatch
 ):
     call, kernel = spec(queries=257, keys=257, causal=True), ATTENTION_FNS["tpu_flash"]
-    assert not accept(call, kernel)
+    checks, later = [], []
+    assert not accept(call, kernel, checks)
     said = capsys.readouterr().out
     assert "tpu_flash on a small call: raised ConfigError" in said
     assert said.endswith("the next attention function is taken\n")
-    (first,) = DEVICE_CHECKS
-    DEVICE_CHECKS.clear()  # as a run does at its start
-    assert not (accept(call, kernel) or accept(call, kernel)) and DEVICE_CHECKS == [first]
+    assert not (accept(call, kernel, later) or accept(call, kernel, later))
+    assert later == checks and len(checks) == 1, "another run has its own list"
     monkeypatch.setattr(DeviceInfo, "current", lambda: DeviceInfo("tpu", "TPU v5e"))
-    assert accept(call, kernel), "nothing is computed for devices that are not here"
+    assert accept(call, kernel, []), "nothing is computed for devices that are not here"

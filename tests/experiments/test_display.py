@@ -8,7 +8,7 @@ import time
 import pytest
 
 from experiments.harness.cli import display
-from experiments.harness.training.task import Sample, sample_lines
+from experiments.harness.training.samples import Sample, sample_lines
 from jaxformer import optional_dependencies
 
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from experiments.harness.runs.bootstrap import described_score
-from experiments.harness.training.task import (
+from experiments.harness.runs.quantities import described_score
+from experiments.harness.training.early_stopping import (
     EarlyStopping,
     StoppingMetric,
     stopping_metric,

@@ -13,10 +13,13 @@ import optax
 import pytest
 
 from experiments.harness.cli.exit_codes import exit_code
-from experiments.harness.runs.run_folder import Run, RunOptions
+from experiments.harness.runs.run_folder import Run
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training.early_stopping import StoppingMetric
+from experiments.harness.training.final_weights import choose_weights
 from experiments.harness.training.fit import fit
-from experiments.harness.training.open_run import OpenRun, choose_weights
-from experiments.harness.training.task import Cost, EvaluationResult, StoppingMetric, Task
+from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.task import Cost, EvaluationResult, Task
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig

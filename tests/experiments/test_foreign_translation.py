@@ -8,7 +8,7 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness.runs.decoding_options import DecodingOptions
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from experiments.translation import evaluate, page
 from experiments.translation import translate as command
 from experiments.translation.load_run import load_decoding, load_run

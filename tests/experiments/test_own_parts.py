@@ -21,8 +21,8 @@ from experiments.examples import custom_data
 from experiments.harness import cli
 from experiments.harness.planning import plan_run
 from experiments.harness.results.comparing import compare as compare_runs
-from experiments.harness.runs.text_cache import read_table
-from experiments.harness.training import build
+from experiments.harness.runs.sample_tables import read_table
+from experiments.harness.training import build, held_out_loss, metric_inputs, named_values
 from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
@@ -149,8 +149,8 @@ def test_the_record_names_what_a_run_was_built_with(language):
     stored = json.loads((language.folder / "config.json").read_text())
     assert stored == json.loads(json.dumps(to_plain(language.config)))
     assert stored["model"]["positions"]["type"] == f"{HERE}:OwnPositions"
-    assert build.with_values(language.plain, **VALUES) == language.config
-    assert set(VALUES) | {"model"} == set(build.VALUES)
+    assert named_values.with_values(language.plain, **VALUES) == language.config
+    assert set(VALUES) | {"model"} == set(named_values.VALUES)
 
 
 def test_a_loaded_model_has_the_logits_of_the_trained_one(language, rng):
@@ -236,11 +236,11 @@ def test_texts_and_a_tokenizer_of_ones_own_are_prepared(language, tmp_path):
     assert again.decode(again.encode("A")) == "A" and again.vocab_size == 4 + 26 + 1
     batches = build.build_batches(language.config, prepared)
     assert batches.batch(2, lambda count: ROWS).tokens[:, 0].tolist() == [3, 5]
-    other = build.with_values(language.config, dataset=own_parts.other_texts)
+    other = named_values.with_values(language.config, dataset=own_parts.other_texts)
     other = language_prepare.prepare(other, tmp_path / "other").train.tokens.fingerprint
     assert other != prepared.train.tokens.fingerprint
     config = replace(TRANSLATION_PRESETS["grammar"], runs=str(tmp_path / "runs"))
-    config = build.with_values(config, dataset=own_parts.pairs, tokenizer=own_parts.upper)
+    config = named_values.with_values(config, dataset=own_parts.pairs, tokenizer=own_parts.upper)
     pairs = translation_prepare.prepare(config, tmp_path / "pairs")
     assert pairs.target_tokenizer.vocab_size == 4 + 26 + 1
     assert len(pairs.batches.source) + len(pairs.validation.source) == 997
@@ -271,9 +271,9 @@ def test_a_translation_is_validated_by_the_loss_of_ones_own_too(translation):
     logged, loaded = metrics_of(translation.folder, "validation_loss")[-1], translation.loaded
     text = translation_prepare.prepare(loaded.config, translation.folder).validation
     batches = list(scoring._batches(loaded, text))
-    plain = build.loss_sums(seq2seq_loss, loaded, batches, pad=PAD)
+    plain = held_out_loss.loss_sums(seq2seq_loss, loaded, batches, pad=PAD)
     own = {"pad": PAD, "label_smoothing": 0.1}
-    own = build.loss_sums(own_parts.doubled_seq2seq_loss, loaded, batches, **own)
+    own = held_out_loss.loss_sums(own_parts.doubled_seq2seq_loss, loaded, batches, **own)
     assert own["loss"] != pytest.approx(2.0 * plain["loss"]), "it is smoothed"
     targets = [loaded.tokenizer.encode(line) for line in text.target]
     expected = {
@@ -334,13 +334,15 @@ def test_a_metric_of_ones_own_is_computed_of_the_translations(translation):
     ],
 )
 def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, capsys):
-    assert cli.run(lambda: build.check(cli.parse(PRESETS, words.split()))) == 2
+    assert cli.run(lambda: named_values.check_named_values(cli.parse(PRESETS, words.split()))) == 2
     assert said in capsys.readouterr().err
 
 
 def test_a_value_without_a_name_is_refused():
     with pytest.raises(ConfigError, match="block=.*cannot be found again by a name"):
-        build.with_values(PRESETS["python_stdlib"], block=lambda config, cross, attention_fn: None)
+        named_values.with_values(
+            PRESETS["python_stdlib"], block=lambda config, cross, attention_fn: None
+        )
 
 
 def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused():
@@ -352,13 +354,13 @@ def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused():
 def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
     training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",))
     loaded = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=7))
-    taken = build.MetricInputs(loaded, None, {"half": 1.0, "loss": 2.0})
+    taken = metric_inputs.MetricInputs(loaded, None, {"half": 1.0, "loss": 2.0})
     with pytest.raises(ConfigError, match="returned 'half': this name is taken"):
-        build.user_metrics(training, taken)
+        metric_inputs.user_metrics(training, taken)
     with pytest.raises(AttributeError):
-        build.user_metrics(training, taken._replace(loaded=None))
+        metric_inputs.user_metrics(training, taken._replace(loaded=None))
     with pytest.raises(TypeError, match="returned a str, but it must return a dict of numbers"):
-        build.user_metrics(replace(training, metrics=("builtins:repr",)), taken)
+        metric_inputs.user_metrics(replace(training, metrics=("builtins:repr",)), taken)
 
 
 def test_a_schedule_and_an_optimizer_of_ones_own_move_what_is_not_frozen():

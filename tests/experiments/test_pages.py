@@ -17,7 +17,7 @@ from experiments.harness.results import pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
-from experiments.harness.runs import bootstrap as statistics
+from experiments.harness.runs import rounding
 from experiments.language_modelling.page import attend
 from jaxformer.checkpoint.lock import lock
 from jaxformer.nn.heads import MaskedLanguageModel
@@ -113,7 +113,7 @@ def test_a_page_shows_what_its_run_holds_and_fetches_nothing(tmp_path):
     page = Page(run_page(run, Contents(PARAMS, [sentence(weights)], samples)))
     group = compare([run]).groups[0]
     for said in (
-        *("translation: tiny", statistics.rounded(group.mean, group.items), "1,390", "of step 40"),
+        *("translation: tiny", rounding.rounded(group.mean, group.items), "1,390", "of step 40"),
         *("BLEU on the test text (83 sentences)", "350", "1 h 03 min", "8 x NVIDIA H100"),
         *("16,140 tokens/s", "2026-11-21 10:00", "python -m experiments.translation.train --name"),
     ):
@@ -211,7 +211,7 @@ def test_a_group_of_runs_has_one_colour_on_the_whole_page_and_the_best_stands_fi
     )
     group = compared.groups[1]
     widest = np.nanmax([group.seeds, group.items])
-    assert first == ("width=8", f"{statistics.rounded(group.mean, widest)}, best mean")
+    assert first == ("width=8", f"{rounding.rounded(group.mean, widest)}, best mean")
     assert list(dict.fromkeys(shown)) == ["--c1", "--c2", "--c0"], "the best is drawn first"
     assert "BLEU, higher is better" in strip
     marks = re.findall(r'(--c\d)\)" stroke-dasharray=""/></svg> (width=\d)<', page.source)

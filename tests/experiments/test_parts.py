@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from experiments.harness.training import initialization
+from experiments.harness.training import starting
+from experiments.harness.training.fewest_parts import fewest_parts
 from experiments.language_modelling import train
 from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import changed, language_config
@@ -21,13 +22,13 @@ def test_the_fewest_parts_that_fit_divide_the_rows(gigabytes, expected):
         asked.append(count)
         return 7e9 + 1e9 * 480 / count
 
-    assert initialization.fewest_parts(memory_of, gigabytes * 1e9, 480, 40) == expected
+    assert fewest_parts(memory_of, gigabytes * 1e9, 480, 40) == expected
     assert sorted(asked) == [32, 40]  # no more programs are compiled
 
 
 @pytest.mark.parametrize(("rows", "expected"), [(7, 1), (0, 3)])
 def test_rows_that_do_not_divide_leave_nothing_to_choose(rows, expected):
-    assert initialization.fewest_parts(lambda count: 1e9, 8e9, rows, 3) == expected
+    assert fewest_parts(lambda count: 1e9, 8e9, rows, 3) == expected
 
 
 def test_a_gpu_takes_the_fewest_parts_that_fit_and_the_run_keeps_them(tmp_path, monkeypatch):
@@ -35,7 +36,7 @@ def test_a_gpu_takes_the_fewest_parts_that_fit_and_the_run_keeps_them(tmp_path, 
         tmp_path, name="gpu", training__usual_parts=6, data__batch_size=6, optimizer__total_steps=2
     )
     memory = {"bytes": None}
-    monkeypatch.setattr(initialization, "gpu_memory", lambda devices: memory["bytes"])
+    monkeypatch.setattr(starting, "gpu_memory", lambda devices: memory["bytes"])
 
     def stored(config):
         train.train(config)

@@ -20,14 +20,9 @@ from experiments.harness.planning.counting import work
 from experiments.harness.planning.report import advice, describe, describe_step
 from experiments.harness.planning.targets import Target
 from experiments.harness.training import Cost
-from experiments.harness.training.flops import (
-    Peak,
-    causal_flops,
-    masked_flops,
-    peak_of,
-    seq2seq_cost,
-)
-from experiments.harness.training.open_run import choose_devices
+from experiments.harness.training.chips import Peak, peak_of
+from experiments.harness.training.devices import choose_devices
+from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_cost
 from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import run_folder
+from experiments.harness.runs import environment
 from experiments.harness.runs.run_folder import Run, load_config, open_folder
 from jaxformer import records
 from jaxformer.config import TransformerConfig, to_plain
@@ -93,7 +93,7 @@ def test_the_commit_of_a_copied_script_is_written_down_beside_that_of_the_librar
     script.write_text("changed = True")
     head = subprocess.run([*git, "rev-parse", "HEAD"], capture_output=True, text=True).stdout
     environments = []
-    for file in (str(script), run_folder.__file__):
+    for file in (str(script), environment.__file__):
         monkeypatch.setattr(sys.modules["__main__"], "__file__", file, raising=False)
         folder = open_folder(tmp_path / "runs", "translation", "tiny", CONFIG).folder
         environments.append(environment_of(folder))

@@ -9,7 +9,7 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness.runs.decoding_options import load_members
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, ConfigError
 from jaxformer.pretrained.run_weights import weights_of

@@ -10,7 +10,7 @@ import pytest
 import jaxformer as jf
 from experiments import runs
 from experiments.harness.runs.run_folder import read_result
-from experiments.harness.training.build import MetricInputs
+from experiments.harness.training.metric_inputs import MetricInputs
 from experiments.harness.training.training_config import OptimizerConfig
 from experiments.translation import evaluate, export, scoring, train, translate
 from experiments.translation.corpus import Text, read_files

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs import user_cache
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer import storage
@@ -22,7 +22,7 @@ def test_a_local_path_is_that_of_pathlib_and_keeps_its_name(tmp_path, monkeypatc
         assert read("~/runs") == tmp_path / "runs" and read("a/~") == Path("a/~")
         assert read("~backup/runs") == Path("~backup/runs")
     assert type(to_path(tmp_path)) is type(tmp_path) and to_path("runs/../a") == Path("runs/../a")
-    assert run_files.local_copy(tmp_path / "a") == tmp_path / "a"
+    assert user_cache.local_copy(tmp_path / "a") == tmp_path / "a"
     with storage.written_here(tmp_path / "new") as folder:
         assert folder == tmp_path / "new" and folder.is_dir()
 
@@ -45,7 +45,7 @@ def test_without_the_package_of_a_bucket_its_extra_is_named(monkeypatch):
 def cached(tmp_path, monkeypatch) -> Path:
     """An empty cache of the user."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return run_files.cache_folder()
+    return user_cache.cache_folder()
 
 
 @pytest.mark.long
@@ -109,15 +109,15 @@ def test_an_object_is_created_once_and_requests_that_fail_for_a_while_are_tried_
 def test_a_file_in_a_bucket_is_downloaded_once_and_again_when_it_has_changed(bucket_url, cached):
     path = to_path(f"{bucket_url}/a.txt")
     path.write_bytes(b"sun")
-    copy = run_files.local_copy(path)
+    copy = user_cache.local_copy(path)
     twin = path.with_name("twin.txt")
     twin.replace_by(path)
     inode = copy.stat().st_ino
     assert copy.read_bytes() == b"sun" and copy.is_relative_to(cached)
-    assert run_files.local_copy(path).stat().st_ino == inode
-    assert run_files.local_copy(twin).parent == copy.parent, "what is copied within a bucket"
+    assert user_cache.local_copy(path).stat().st_ino == inode
+    assert user_cache.local_copy(twin).parent == copy.parent, "what is copied within a bucket"
     path.write_bytes(b"fog")
-    assert run_files.local_copy(path).read_bytes() == b"fog" and copy.read_bytes() == b"sun"
+    assert user_cache.local_copy(path).read_bytes() == b"fog" and copy.read_bytes() == b"sun"
 
 
 @pytest.mark.long
@@ -143,7 +143,7 @@ def test_texts_of_runs_in_a_bucket_are_made_once_a_machine(bucket_url, tmp_path,
 def test_a_damaged_copy_of_ids_is_refused_with_the_file_to_remove(bucket_url, cached):
     cache, path = TextCache(to_path(bucket_url) / "texts"), to_path(bucket_url) / "run" / "a.tokens"
     cache.fill(path.parent, ["x"], Making())
-    copy = run_files.local_copy(path)
+    copy = user_cache.local_copy(path)
     content = bytearray(copy.read_bytes())
     content[64] ^= 1
     copy.write_bytes(content)

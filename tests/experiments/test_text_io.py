@@ -7,7 +7,7 @@ import pytest
 
 from experiments.harness.cli import display
 from experiments.harness.runs import text_io
-from experiments.harness.runs.text_cache import read_table, write_table
+from experiments.harness.runs.sample_tables import read_table, write_table
 from experiments.translation.corpus import (
     Text,
     read_known_words,

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.training.build import build_attention, build_model, init_params
-from experiments.harness.training.open_run import choose_devices
+from experiments.harness.training.build import build_attention, build_model
+from experiments.harness.training.devices import choose_devices
+from experiments.harness.training.parameters import init_params
 from experiments.harness.training.training_config import Remat, TrainingConfig
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS

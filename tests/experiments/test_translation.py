@@ -16,8 +16,8 @@ import pytest
 
 import jaxformer as jf
 from experiments import runs
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.runs.text_cache import read_table
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.sample_tables import read_table
 from experiments.translation import evaluate, export, load_run, prepare, scoring, train, translate
 from experiments.translation.presets import Files
 from jaxformer.checkpoint import Checkpoints

@@ -22,8 +22,8 @@ import pytest
 from safetensors.numpy import load_file
 
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.training import build
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training import held_out_loss
 from experiments.language_modelling import evaluate as language_evaluate
 from experiments.language_modelling import export as language_export
 from experiments.language_modelling import finetune as language_finetune
@@ -80,7 +80,7 @@ def finish_translation(config: TranslationConfig, folder: Path, layout: str) -> 
     results["translated"] = output.read_text()
     loaded = load_run.load_run(run, at(RunOptions))
     text = train.prepare(loaded.config, run).validation
-    sums = build.loss_sums(seq2seq_loss, loaded, scoring._batches(loaded, text), pad=PAD)
+    sums = held_out_loss.loss_sums(seq2seq_loss, loaded, scoring._batches(loaded, text), pad=PAD)
     results["counted"] = sums["tokens"]
     exported = folder / f"{layout}-marian"
     printed(export.main, at(export.ExportOptions, out=str(exported)))

@@ -14,8 +14,8 @@ import pytest
 from jax.tree_util import Partial
 
 from experiments.harness.runs import run_folder
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.training import flops as utilization
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training import chips
 from jaxformer.config import with_fields
 from tests.experiments.commands import call
 from tests.made_once import made_once
@@ -83,7 +83,7 @@ def trained_once(
 
     def make(folder: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setitem(utilization.DEVICE_KINDS, "cpu", "l4")  # so that mfu is logged
+            patch.setitem(chips.DEVICE_KINDS, "cpu", "l4")  # so that mfu is logged
             done = call(command, configure(folder))
         assert done.code == 0, done.err
         (folder / "OUT").write_text(done.out)

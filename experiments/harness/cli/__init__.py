@@ -107,7 +107,7 @@ def _parse(
 ) -> T:
     words = sys.argv[1:] if args is None else args
     groups = _grouped(words, positional)
-    kinds: dict[str, Any] = {name: str for name in ("preset", "config")}
+    kinds: dict[str, Any] = dict.fromkeys(("preset", "config"), str)
     kinds |= {name: str for name in ("resume", "continue_from") if experiment}
     fixed = [*kinds]
     files = _take(kinds | {"trust_code": bool, "help": tuple[str, ...]}, groups, positional)

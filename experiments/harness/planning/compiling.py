@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 
 from experiments.harness.planning.hlo import Program
-from experiments.harness.training.open_run import choose_devices
+from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.task import Cost, MakeStep
 from jaxformer.distributed import Strategy
 from jaxformer.errors import is_out_of_memory

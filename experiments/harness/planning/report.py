@@ -24,7 +24,7 @@ from experiments.harness.planning.counting import (
 )
 from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import TPUS, Compiler
-from experiments.harness.training.flops import ACCELERATORS
+from experiments.harness.training.chips import ACCELERATORS
 from experiments.harness.training.task import Cost
 from jaxformer.nn.blocks import REMAT
 

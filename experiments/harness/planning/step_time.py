@@ -20,7 +20,7 @@ import numpy as np
 from experiments.harness.planning import counting
 from experiments.harness.planning.hlo import Instruction, Program
 from experiments.harness.planning.targets import TPUS
-from experiments.harness.training.flops import ACCELERATORS
+from experiments.harness.training.chips import ACCELERATORS
 from jaxformer.ops.attention import AttentionSpec
 
 _BACKWARD = 2.5

@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from experiments.harness.training.flops import ACCELERATORS
+from experiments.harness.training.chips import ACCELERATORS
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, MissingExtra
 

@@ -15,7 +15,7 @@ from experiments.harness.results.groups import (
     group_runs,
     read_scored,
 )
-from experiments.harness.runs import bootstrap as statistics
+from experiments.harness.runs import bootstrap, intervals
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")
@@ -95,8 +95,8 @@ def _scored(group: Group, metric: str) -> GroupScore:
         runs,
         float(values.mean()),
         float(values.std(ddof=1)) if len(values) > 1 else _UNKNOWN,
-        statistics.t_half_width(values),
-        _UNKNOWN if resampled is None else statistics.percentile_half_width(resampled.mean(axis=1)),
+        intervals.t_half_width(values),
+        _UNKNOWN if resampled is None else bootstrap.percentile_half_width(resampled.mean(axis=1)),
     )
 
 
@@ -105,16 +105,16 @@ def _difference(group: GroupScore, base: GroupScore) -> Difference:
     paired = [run.seed for run in group.runs] == [run.seed for run in base.runs]
     value = group.mean - base.mean
     seeds = (
-        statistics.t_half_width(values - base_values)
+        intervals.t_half_width(values - base_values)
         if paired
-        else statistics.welch_half_width(values, base_values)
+        else intervals.welch_half_width(values, base_values)
     )
     items = p_value = _UNKNOWN
     resampled = _resampled([*group.runs, *base.runs])
     if resampled is not None and value != 0.0:
         a, b = np.split(resampled, [len(group.runs)], axis=1)
-        items = statistics.percentile_half_width(a.mean(axis=1) - b.mean(axis=1))
-        p_value = statistics.bootstrap_p_value(a, b, value)
+        items = bootstrap.percentile_half_width(a.mean(axis=1) - b.mean(axis=1))
+        p_value = bootstrap.bootstrap_p_value(a, b, value)
     few = [each.name for each in (base, group) if len(each.runs) < 2]
     warning = _warning(value, seeds, items, few)
     return Difference(group.name, value, seeds, items, p_value, paired, warning)
@@ -141,7 +141,7 @@ def _resampled(runs: Sequence[ScoredRun]) -> Float[np.ndarray, "resamples runs"]
     # The last of a language model's sums counts tokens: other batches have other counts.
     if first.shape[1] == 2 and not all(np.allclose(x[:, 1], first[:, 1]) for x in items):
         return None
-    return statistics.resampled_scores(np.stack(items), score)
+    return bootstrap.resampled_scores(np.stack(items), score)
 
 
 def _check_texts(runs: Sequence[ScoredRun], metric: str) -> None:

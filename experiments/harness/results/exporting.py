@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig

@@ -11,9 +11,10 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.harness.cli import config_files, display
-from experiments.harness.runs.bootstrap import Score, exp_ratio, ratio, translation_items
+from experiments.harness.runs.bootstrap import Score, exp_ratio, ratio
 from experiments.harness.runs.run_folder import read_result
-from experiments.harness.runs.text_cache import read_table
+from experiments.harness.runs.sample_tables import read_table
+from experiments.harness.runs.translation_items import translation_items
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.records import Record

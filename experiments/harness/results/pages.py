@@ -21,7 +21,8 @@ from experiments.harness.results.groups import Group, expand, group_runs, sample
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.run_facts import COUNTS, RunFacts
 from experiments.harness.results.tables import Table
-from experiments.harness.runs.bootstrap import described, shown
+from experiments.harness.runs.quantities import described
+from experiments.harness.runs.rounding import shown
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained

@@ -16,9 +16,10 @@ import numpy as np
 from jaxtyping import Float
 
 from experiments.harness.results.groups import Group
-from experiments.harness.runs import bootstrap as statistics
-from experiments.harness.runs.bootstrap import described, quantity, shown
+from experiments.harness.runs import rounding
 from experiments.harness.runs.loggers import MetricsFile
+from experiments.harness.runs.quantities import described, quantity
+from experiments.harness.runs.rounding import shown
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -201,7 +202,7 @@ def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "F
             best = kind.better and row == 0 and len(ordered) > 1
             short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
             text = axes.annotate(
-                f"{short}: {statistics.rounded(mean, half)}{', best mean' * bool(best)}",
+                f"{short}: {rounding.rounded(mean, half)}{', best mean' * bool(best)}",
                 (0.0, -row),
                 (0, 7),
                 ("axes fraction", "data"),

@@ -18,9 +18,10 @@ from experiments.harness.results.groups import (
     numbers,
 )
 from experiments.harness.results.plots import Interval, best_first
-from experiments.harness.runs import bootstrap as statistics
-from experiments.harness.runs.bootstrap import quantity, shown
+from experiments.harness.runs import bootstrap, rounding
 from experiments.harness.runs.loggers import MetricsFile
+from experiments.harness.runs.quantities import quantity
+from experiments.harness.runs.rounding import shown
 from jaxformer.checkpoint.lock import is_locked
 from jaxformer.records import Record
 
@@ -76,9 +77,9 @@ class RunFacts:
         first, texts = main_metric(values), {}
         for metric in sorted(values, key=lambda name: name != first):
             sums = item_sums(self.folder, metric, self.scores) if intervals else None
-            half = statistics.item_half_width(*sums) if sums and len(sums[0]) > 1 else math.nan
+            half = bootstrap.item_half_width(*sums) if sums and len(sums[0]) > 1 else math.nan
             kind = quantity(metric)
-            text = statistics.rounded(values[metric] * kind.scale, half * kind.scale)
+            text = rounding.rounded(values[metric] * kind.scale, half * kind.scale)
             texts[kind.label] = f"{text} {kind.unit}".strip()
         return texts
 
@@ -153,7 +154,7 @@ def _best_score(runs: Sequence[RunFacts]) -> str:
     if not named:
         return "-"
     best, kind = best_first(metric, named)[0], quantity(metric)
-    value = f"{kind.label} {statistics.rounded(kind.scale * best.mean)}"
+    value = f"{kind.label} {rounding.rounded(kind.scale * best.mean)}"
     return f"best {value} ({best.name})" if kind.better and len(named) > 1 else value
 
 

@@ -14,7 +14,7 @@ from jaxtyping import Bool
 
 from experiments.harness.results.comparing import Comparison
 from experiments.harness.results.groups import ScoredRun, sample_table
-from experiments.harness.runs import bootstrap as statistics
+from experiments.harness.runs import bootstrap
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -137,11 +137,11 @@ def describe(comparison: Comparison) -> list[str]:
     lines += [comparison.signature] if comparison.signature else []
     lines += [
         "n: seeds; sd: deviation of the seeds; seeds, items: halves of 95 % intervals over other "
-        f"seeds (t) and test items (bootstrap, {statistics.RESAMPLES:,})"
+        f"seeds (t) and test items (bootstrap, {bootstrap.RESAMPLES:,})"
     ]
     if comparison.differences:
         lines += [
-            f"p: paired bootstrap ({statistics.RESAMPLES:,}) over items, seed {statistics.SEED}"
+            f"p: paired bootstrap ({bootstrap.RESAMPLES:,}) over items, seed {bootstrap.SEED}"
         ]
     return lines
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from experiments.harness.cli import display
-from experiments.harness.runs.run_folder import RunOptions
+from experiments.harness.runs.run_options import RunOptions
 from jaxformer import storage
 from jaxformer.config import Natural, Positive, dotted_fields
 from jaxformer.decoding import SearchConfig, TranslationOptions

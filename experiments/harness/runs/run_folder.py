@@ -1,31 +1,23 @@
-"""A run's folder: its configuration, its environment, its log, its result and its weights."""
+"""A run's folder: its configuration, its log and its result."""
 
 import contextlib
-import datetime
 import importlib.metadata
 import importlib.util
-import os
-import platform
 import re
-import subprocess
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from copy import copy
-from dataclasses import KW_ONLY, dataclass, fields
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import jax
-
-from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.distributed import ProcessOptions
+from experiments.harness.runs.environment import environment_of, write_environment
 from experiments.harness.runs.loggers import Logger, MetricsFile, TensorBoard
 from jaxformer import records, storage
 from jaxformer.config import (
-    Natural,
     check_trusted,
     from_plain,
     is_import_name,
@@ -33,25 +25,14 @@ from jaxformer.config import (
     to_plain,
 )
 from jaxformer.distributed import (
-    Strategy,
     agreed,
     assert_processes_agree,
-    make_mesh,
-    parse_mesh,
-    replicated,
-    sharded,
-    single,
 )
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import CheckpointName, RunWeights, select_weights
 from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.records import Record
-from jaxformer.runtime import cpu_count
 
 T = TypeVar("T")
-
-_PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy")
-_COMPILER_FLAGS = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")  # a program depends on them
 
 
 def open_folder(
@@ -86,7 +67,7 @@ def _record(folder: Path, settings: Any, may_differ: Iterable[str]) -> None:
             config_files.read_object(folder / "config.json"), settings, folder, may_differ
         )
     folder.mkdir(parents=True, exist_ok=True)
-    _write_environment(folder)
+    write_environment(folder)
     records.write_json(folder / "config.json", settings)
 
 
@@ -257,116 +238,6 @@ def read_result(folder: Path) -> TrainResult:
     return TrainResult(folder, validation.pop("steps", []), validation, scores)
 
 
-@dataclass(frozen=True)
-class RunOptions(ProcessOptions):
-    """The weights that a command uses."""
-
-    run: str = ""
-    """The folder of the run."""
-    _: KW_ONLY
-    checkpoint: CheckpointName = "final"
-    """Weights to load: final (chosen when training ended; before: the newest), best (of the best
-    validation), last (of the newest step), average (mean of the last steps) or ema (moving
-    average)."""
-    step: Natural | None = None
-    """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
-    mesh: str = ""
-    """The division of the weights of a model that is too large for one device, such as tensor=4 or
-    fsdp=4,tensor=2. Empty: the first device has them, or each device of several processes."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        parse_mesh(self.mesh)
-
-    @property
-    def folder(self) -> Path:
-        """The folder of the run, here or in a bucket."""
-        return storage.to_path(self.run)
-
-    @property
-    def strategy(self) -> Strategy:
-        """Placement of the weights."""
-        if self.mesh:
-            return sharded(make_mesh(self.mesh))
-        return replicated() if distributed.is_several() else single()
-
-    @property
-    def weights(self) -> RunWeights:
-        """The weights that these options name; raises as `select_weights` does."""
-        return select_weights(self.folder, self.checkpoint, self.step)
-
-
 def scores_of(folder: Path) -> Record:
     """The record of the scores that end the training in `folder`."""
     return Record(folder / "scores.json", "score the run again: the command of its training does")
-
-
-def environment_of(folder: Path) -> Record:
-    """The record of versions, devices and command of the starts of a run."""
-    return Record(folder / "env.json", "remove it: only history is lost")
-
-
-def _write_environment(folder: Path) -> None:
-    """Writes versions, devices and command of this start, and keeps those of earlier ones.
-
-    The start before this one gets its `seconds`, until the last line that it logged.
-    """
-    record = environment_of(folder)
-    before = record.read(earlier=list)
-    earlier = before.pop("earlier", [])
-    if before:
-        with contextlib.suppress(FileNotFoundError):  # nothing was logged
-            ended = storage.modified(folder / "metrics.jsonl")
-            started = datetime.datetime.fromisoformat(before["time"]).timestamp()
-            before["seconds"] = max(0.0, round(ended - started))
-        earlier.append(before)
-    record.write({**_environment(), "earlier": earlier})
-
-
-def now() -> str:
-    """The time, as env.json has it."""
-    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-
-
-def _environment() -> dict:
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in _PACKAGES},
-        "platform": platform.platform(),
-        "devices": [f"{device.platform}:{device.device_kind}" for device in jax.devices()],
-        "processes": jax.process_count(),
-        "cpus": cpu_count(),
-        **{name: os.environ[name] for name in _COMPILER_FLAGS if name in os.environ},
-        **_commits(),
-        "time": now(),
-        "command": cli.own_command(),
-    }
-
-
-def _commits() -> dict[str, str | bool | None]:
-    """The commit of this repository, and that of a script of another one that was started."""
-    repositories = {"": Path(__file__).parent}
-    script = getattr(sys.modules["__main__"], "__file__", None)
-    if script is not None:
-        repositories["script_"] = Path(script).resolve().parent
-    commits: dict[str, str | bool | None] = {}
-    roots = []
-    for prefix, folder in repositories.items():
-        root, _, commit = (_git(folder, "rev-parse", "--show-toplevel", "HEAD") or "").partition(
-            "\n"
-        )
-        if prefix and (not commit or root in roots):
-            continue
-        roots.append(root)
-        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
-        commits |= {f"{prefix}git_commit": commit or None, f"{prefix}git_changed": bool(changed)}
-    return commits
-
-
-def _git(folder: Path, *words: str) -> str | None:
-    command = ["git", "-C", str(folder), *words]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return done.stdout.strip() if done.returncode == 0 else None

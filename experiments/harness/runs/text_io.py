@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 from typing import BinaryIO
 
-from experiments.harness.runs import distributed
-from experiments.harness.runs import text_cache as run_files
+from experiments.harness.runs import distributed, user_cache
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.storage import to_path
 
@@ -55,7 +55,7 @@ def open_binary(path: str, stack: ExitStack) -> BinaryIO:
     if path == "-":
         return sys.stdin.buffer
     try:
-        return stack.enter_context(run_files.local_copy(to_path(path)).open("rb"))
+        return stack.enter_context(user_cache.local_copy(to_path(path)).open("rb"))
     except OSError as error:
         raise _unreadable(path, error) from error
 
@@ -122,3 +122,11 @@ def answer_lines(kind: str, answer: Callable[[str], None]) -> None:
                 answer(line)
         except (ConfigError, DataError) as error:
             print(f"error: {error}", file=sys.stderr)
+
+
+def check_output(output: str, *inputs: str) -> None:
+    """Raises `ConfigError` where the file `output` is one of `inputs`, which it would replace."""
+    for name in inputs:
+        paths = Path(output), Path(name)
+        if output and name and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
+            raise ConfigError(f"{output} is the input: give the output another name")

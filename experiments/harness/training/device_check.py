@@ -20,7 +20,6 @@ from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.training.build import DEVICE_CHECKS
 from jaxformer.ops.attention import (
     ATTENTION_FNS,
     AttentionSpec,
@@ -233,10 +232,12 @@ class AutoAttention:
 
     calls: list[tuple[str, AttentionSpec]] = field(default_factory=list, compare=False)
     """The kernel of each different call so far."""
+    checks: list[CheckResult] = field(default_factory=list, compare=False, repr=False)
+    """The comparisons that the choices rest on."""
 
     def __call__(self, q, k, v, mask, *, scale, bias=None, dropout=None, **options):
         spec = AttentionSpec.create(q, k, v, mask, bias, dropout, **options)
-        is_accepted = partial(accept, spec)
+        is_accepted = partial(accept, spec, checks=self.checks)
         name = choose(spec, accept=is_accepted).name
         if name not in dict(self.calls) and distributed.is_first():
             print(explain(spec, accept=is_accepted), flush=True)
@@ -246,28 +247,32 @@ class AutoAttention:
         return attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
 
-def accept(spec: AttentionSpec, kernel: Kernel) -> bool:
+def accept(spec: AttentionSpec, kernel: Kernel, checks: list[CheckResult]) -> bool:
     """Whether `kernel` agrees with `reference` on this process's devices.
 
-    Of several processes all have to agree. What is only compiled for devices that are not here is
-    accepted.
+    Adds the comparison to `checks`. All processes must agree. A program for devices that are absent
+    is not compared: its kernel is accepted.
     """
     device = DeviceInfo.current()
     if device.platform != jax.local_devices()[0].platform:
         return True
     with ThreadPoolExecutor(1) as pool:  # this thread is tracing a program
-        return pool.submit(_agrees, kernel.name, small_call(spec)).result()
+        return pool.submit(_agrees, kernel.name, small_call(spec), checks).result()
 
 
-def check_products(dtype: str) -> bool:
-    """Whether products with weights in `dtype` agree with float32 on all processes' devices."""
-    return _agrees("products", dtype)
+def check_products(dtype: str, checks: list[CheckResult]) -> bool:
+    """Whether products with weights in `dtype` agree with float32 on all processes' devices.
+
+    Adds the comparison to `checks`.
+    """
+    return _agrees("products", dtype, checks)
 
 
-def _agrees(name: str, call: AttentionSpec | str) -> bool:
+def _agrees(name: str, call: AttentionSpec | str, checks: list[CheckResult]) -> bool:
+    """Whether the comparison succeeds; its failure is printed once for each list of `checks`."""
     result = _compared(name, call)
-    if result not in DEVICE_CHECKS:
-        DEVICE_CHECKS.append(result)
+    if result not in checks:
+        checks.append(result)
         if result.failure:
             advice = _NO_OTHER if isinstance(call, str) else "the next attention function is taken"
             display.say(f"{result}; {advice}")

@@ -15,25 +15,16 @@ import jax
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.runs.bootstrap import described_score
 from experiments.harness.runs.distributed import asked_to_stop
-from experiments.harness.training.build import (
-    DEVICE_CHECKS,
-    describe_size,
-    learning_rates,
-    result_params,
-)
-from experiments.harness.training.flops import peak_of
+from experiments.harness.runs.quantities import described_score
+from experiments.harness.training.build import learning_rates
+from experiments.harness.training.chips import peak_of
+from experiments.harness.training.early_stopping import EarlyStopping
 from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.parameters import describe_size, result_params
 from experiments.harness.training.progress import Progress
-from experiments.harness.training.task import (
-    Cost,
-    EarlyStopping,
-    EvaluationResult,
-    Task,
-    due,
-    sample_lines,
-)
+from experiments.harness.training.samples import sample_lines
+from experiments.harness.training.task import Cost, EvaluationResult, Task
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import agreed, assert_processes_agree
@@ -130,9 +121,9 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
-            if len(DEVICE_CHECKS) > known:
-                known = len(DEVICE_CHECKS)
-                log.add_environment(device_check="; ".join(map(str, DEVICE_CHECKS)))
+            if len(run.device_checks) > known:
+                known = len(run.device_checks)
+                log.add_environment(device_check="; ".join(map(str, run.device_checks)))
             regular = number == total or due(number, training.save_every)
             if regular:
                 save()  # before the evaluation, which a device may have no room for
@@ -289,3 +280,8 @@ def profiled(step: Step, folder: Path, *, first: int = 20, steps: int = 5) -> St
         return result
 
     return traced
+
+
+def due(step: int, interval: int) -> bool:
+    """Whether what is done every `interval` steps (never, when 0) is done after `step`."""
+    return interval > 0 and step % interval == 0

@@ -1,11 +1,7 @@
-"""The start of a run: the weights of another run (init_from), or its state (continue_from).
+"""What a run starts from: other weights (init_from), or the state of a run (continue_from)."""
 
-On a GPU also the parts of a batch, where a run gives none: the fewest whose step fits the memory.
-"""
-
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -16,29 +12,24 @@ from jax.tree_util import Partial
 
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, run_folder
-from experiments.harness.runs.run_folder import RunOptions
-from experiments.harness.training import build
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training import parameters
 from experiments.harness.training.open_run import OpenRun
-from experiments.harness.training.task import MakeStep, Task
+from experiments.harness.training.task import Task
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
-from jaxformer.distributed import Strategy, agreed
-from jaxformer.distributed.mesh import device_memory
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import stack_blocks, unstack_blocks
 from jaxformer.pretrained import Loaded, is_pretrained, load
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
-from jaxformer.text.data import all_rows
 from jaxformer.training.lora import without_adapters
 from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState
 
 C = TypeVar("C")
-
-_SHARE = 0.9
-"""The share of a device's memory that a step may take: its programs are not alone there."""
 
 
 def parent_of(config: Any) -> RunOptions | None:
@@ -123,73 +114,6 @@ def refuse_parent(option: str, name: str) -> NoReturn:
     )
 
 
-def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
-    """`run` on the devices of its model, its first state, and its step.
-
-    The state has what the run takes over from the run or the folder that it starts from.
-    """
-    run = replace(run, devices=run.devices.for_model(task.model))
-    batch = task.batches.batch(0, all_rows)
-    run = with_fewest_parts(run, task, batch)
-    init, step = task.make_step(run.config, task.model, batch, run.devices)
-    with display.phase("creating the model"):
-        state = run.devices.init(init)
-    return run, take_over(run, task, state), step
-
-
-def with_fewest_parts(run: OpenRun, task: Task, batch: Any) -> OpenRun:
-    """`run` with the fewest parts of `batch` with which its `task` fits a GPU.
-
-    Nothing changes where its configuration gives them or takes the batch whole, and on other
-    devices. Only compiled programs say how much memory a step needs: two are compiled.
-    """
-    devices, training = run.devices, run.config.training
-    most, limit = training.parts_on(devices), gpu_memory(devices)
-    if training.grad_accumulation or most == 1 or limit is None:
-        return run
-    memory_of = partial(step_memory, run.config, task.make_step, task.model, batch, devices)
-    rows = len(jax.tree.leaves(batch)[0]) // devices.num_shards
-    with display.phase("finding the parts of a batch that fit"):
-        parts = agreed(fewest_parts(memory_of, _SHARE * limit, rows, most))
-    display.say(f"{parts} parts of {rows // parts} rows on each device")
-    found = replace(training, grad_accumulation=parts * devices.num_shards)
-    return run.settled(training=found)
-
-
-def step_memory(
-    config: Any, make_step: MakeStep, model: Any, batch: Any, devices: Strategy, parts: int
-) -> float:
-    """The bytes that each of `devices` needs for a step in `parts` of `batch`, as compiled."""
-    training = replace(config.training, grad_accumulation=parts * devices.num_shards)
-    make_state, step = make_step(replace(config, training=training), model, batch, devices)
-    shapes = devices.abstract(make_state), devices.abstract_batch(batch, parts)
-    counted: Any = step.lower(*shapes).compile().memory_analysis()
-    return counted.argument_size_in_bytes + counted.temp_size_in_bytes
-
-
-def gpu_memory(devices: Strategy) -> float | None:
-    """The bytes of each of `devices`; None where they are no GPUs."""
-    device = devices.mesh.local_devices[0]
-    return device_memory(device) if device.platform == "gpu" else None
-
-
-def fewest_parts(memory_of: Callable[[int], float], limit: float, rows: int, most: int) -> int:
-    """The least divisor of `rows`, at most `most`, with which a step needs at most `limit` bytes.
-
-    `memory_of(parts)` are the bytes of a step, a constant and what each row of a part adds; it is
-    asked twice. Where even `most` parts need more, these are the result.
-    """
-    divisors = [parts for parts in range(1, most + 1) if rows % parts == 0]
-    if rows == 0 or len(divisors) < 2:  # nothing to choose from
-        return divisors[-1]
-    *_, fewer, most = divisors
-    sizes = rows / fewer, rows / most
-    bytes_of_fewer, bytes_of_most = memory_of(fewer), memory_of(most)
-    each_row = (bytes_of_fewer - bytes_of_most) / (sizes[0] - sizes[1])
-    fits = (x for x in divisors if bytes_of_most + each_row * (rows / x - sizes[1]) <= limit)
-    return next(fits, most)
-
-
 def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
     """`state`, the first one of `run`, with what it takes over from where it starts.
 
@@ -258,7 +182,7 @@ def with_loaded(
         return unflatten_dict(copies, sep="/")
 
     make = Partial(merged, params, new)
-    return build.with_params(state, config.training, lambda: devices.init(make))
+    return parameters.with_params(state, config.training, lambda: devices.init(make))
 
 
 def check_shapes(source: Any, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:

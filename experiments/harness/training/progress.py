@@ -5,7 +5,7 @@ import math
 import statistics
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from operator import itemgetter
 from typing import Any, NamedTuple, TextIO
@@ -17,7 +17,7 @@ from jaxtyping import Float
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from experiments.harness.training.flops import memory_in_use
+from jaxformer.distributed.mesh import Device
 from jaxformer.training.train_step import STEP_STATISTICS, raise_if_diverged
 
 _RECENT = 100
@@ -28,6 +28,20 @@ _LAG = 0.1
 """The share of a step that all other hosts wait for one that lags."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
 _QUIET = 300.0  # seconds between two lines about slow steps, and about hosts
+
+
+def memory_in_use(devices: Sequence[Device] | None = None) -> dict[str, float]:
+    """Bytes in use, and the most so far, on the fullest of this process's devices.
+
+    {} where the backend does not count, as on a CPU. None: all devices of this process.
+    """
+    counts = [device.memory_stats() or {} for device in devices or jax.local_devices()]
+    names = {"memory": "bytes_in_use", "memory_peak": "peak_bytes_in_use"}
+    return {
+        name: float(max(count[key] for count in counts))
+        for name, key in names.items()
+        if all(key in count for count in counts)
+    }
 
 
 class _Step(NamedTuple):

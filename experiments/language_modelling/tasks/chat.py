@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 
 from experiments.harness.training import initialization
 from experiments.language_modelling.finetune_presets import FinetuneConfig
@@ -19,7 +20,7 @@ from experiments.language_modelling.tasks.chat_template import (
     load_template,
     read_conversations,
 )
-from experiments.language_modelling.tasks.rows import Encoded, Scored, backbone
+from experiments.language_modelling.tasks.rows import Encoded, Scored
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
@@ -42,9 +43,9 @@ def read(config: FinetuneConfig, path: str) -> list[list[Message]]:
     return read_conversations(Path(path))
 
 
-def make_model(config: FinetuneConfig, labels: Any = ()) -> Any:
-    """The model that is learned from."""
-    return backbone(config)
+def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Any = ()) -> nn.Module:
+    """`backbone` itself, which continues text."""
+    return backbone
 
 
 def inputs(batch: StreamBatch) -> tuple[Any, ...]:

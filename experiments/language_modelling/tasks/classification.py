@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from flax import linen as nn
 
 from experiments.harness.runs.sources import kind_of, read_fields
 from experiments.language_modelling.finetune_presets import FinetuneConfig
@@ -12,7 +13,6 @@ from experiments.language_modelling.tasks.examples import snippets
 from experiments.language_modelling.tasks.rows import (
     Encoded,
     Scored,
-    backbone,
     inputs,
     row_tokenizer,
     rows_of,
@@ -69,9 +69,9 @@ def built_in(part: str) -> list[tuple[str, ...]]:
     return [*snippets("test" if part == "test" else "train")]
 
 
-def make_model(config: FinetuneConfig, labels: Sequence[str]) -> Classifier:
-    """The classifier on the model that is learned from."""
-    return Classifier(backbone(config), len(labels), config.task.pooling)
+def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Sequence[str]) -> Classifier:
+    """A classifier by `labels` on `backbone`."""
+    return Classifier(backbone, len(labels), config.task.pooling)
 
 
 def facts(

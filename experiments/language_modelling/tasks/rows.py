@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from flax import linen as nn
 
-from experiments.harness.training import build
 from experiments.harness.training.rows import LabelledBatch
 from experiments.language_modelling.finetune_presets import FACTS, FinetuneConfig
 from jaxformer import optional_dependencies
@@ -37,11 +35,6 @@ class Scored(NamedTuple):
 
     scores: dict[str, float]
     table: Mapping[str, Sequence[str]]
-
-
-def backbone(config: FinetuneConfig) -> nn.Module:
-    """The model below a head: that of the run or folder that is learned from."""
-    return build.build_model(config, has_head=True)
 
 
 def write_facts(folder: Path, facts: Any) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax import linen as nn
 
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.rows import (
     Encoded,
     Scored,
-    backbone,
     inputs,
     row_tokenizer,
     rows_of,
@@ -61,9 +61,9 @@ def facts(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Any
     return []
 
 
-def make_model(config: FinetuneConfig, labels: Any = ()) -> SpanPredictor:
-    """The model that finds answers."""
-    return SpanPredictor(backbone(config))
+def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Any = ()) -> SpanPredictor:
+    """A model on `backbone` that finds answers."""
+    return SpanPredictor(backbone)
 
 
 def encode(

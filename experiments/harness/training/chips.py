@@ -1,0 +1,101 @@
+"""Accelerators by their data sheets: peak FLOP/s, memory and bandwidth."""
+
+from typing import NamedTuple
+
+from jaxformer.distributed import Strategy
+
+
+class Accelerator(NamedTuple):
+    """One device according to its data sheet.
+
+    `bfloat16` and `float32` are the peak FLOP/s of matrix products without sparsity, at JAX's
+    default precision (TensorFloat-32 on a GPU, bfloat16 on a TPU). `memory` is in bytes,
+    `bandwidth` in bytes per second. JAX may use the `share` of the memory.
+    """
+
+    bfloat16: float
+    float32: float
+    memory: float
+    bandwidth: float
+    share: float
+
+    @property
+    def usable_memory(self) -> float:
+        """Returns the bytes that JAX may use."""
+        return self.memory * self.share
+
+
+# JAX uses 0.75 of a GPU's memory by default (XLA_PYTHON_CLIENT_MEM_FRACTION; docs.jax.dev, "GPU
+# memory allocation") and all of a TPU's.
+_GPU, _TPU = 0.75, 1.0
+
+
+ACCELERATORS = {
+    # NVIDIA H100 datasheet, SXM: 1,979 and 989 TFLOPS with sparsity, half without.
+    "h100": Accelerator(989.5e12, 494.7e12, 80e9, 3.35e12, _GPU),
+    # NVIDIA H200 datasheet, SXM: the arithmetic of an H100.
+    "h200": Accelerator(989.5e12, 494.7e12, 141e9, 4.8e12, _GPU),
+    # NVIDIA A100 datasheet, SXM 80 GB.
+    "a100": Accelerator(312e12, 156e12, 80e9, 2.039e12, _GPU),
+    # NVIDIA L4 datasheet: 242 and 120 TFLOPS with sparsity, half without.
+    "l4": Accelerator(121e12, 60e12, 24e9, 300e9, _GPU),
+    # Google Cloud documentation, "TPU v5e", "TPU v5p" and "TPU v6e": a chip. The memory of v5e and
+    # v6e is what libtpu 0.0.52 leaves to programs: 15.75 and 31.24 GiB.
+    "v5e": Accelerator(197e12, 197e12, 15.75 * 2**30, 800e9, _TPU),
+    "v5p": Accelerator(459e12, 459e12, 95e9, 2_765e9, _TPU),
+    "v6e": Accelerator(918e12, 918e12, 31.24 * 2**30, 1_600e9, _TPU),
+    # No product: 2 cores at 2.6 GHz, each 2 AVX2 multiply-adds of 8 float32 a cycle (16 x 2 FLOP),
+    # one channel of DDR4-3200 (JEDEC: 25.6 GB/s), 16 GB; bfloat16 is computed as float32.
+    "cpu": Accelerator(166e9, 166e9, 16e9, 25.6e9, 1.0),
+}
+
+
+DEVICE_KINDS = {
+    "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H200": "h200",
+    "NVIDIA A100-SXM4-80GB": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA L4": "l4",
+    "TPU v5 lite": "v5e",
+    "TPU v5e": "v5e",
+    "TPU v5": "v5p",
+    "TPU v5p": "v5p",
+    "TPU v6 lite": "v6e",
+    "TPU v6e": "v6e",
+}
+"""The accelerator of each `device_kind` of JAX. A CPU has none: its peak differs by machine."""
+
+
+class Peak(NamedTuple):
+    """The peak FLOP/s of `devices` devices of one `kind` in `dtype`.
+
+    `each` is the peak of one device according to its data sheet, None for an unknown kind.
+    """
+
+    kind: str
+    devices: int
+    dtype: str
+    each: float | None
+
+    @property
+    def total(self) -> float | None:
+        """Returns the peak of all devices, None for an unknown kind."""
+        return None if self.each is None else self.devices * self.each
+
+    def __str__(self) -> str:
+        """Returns the formula of `mfu` in one line."""
+        if self.each is None:
+            return f"no mfu: the peak FLOP/s of {self.kind} are not known"
+        return (
+            "mfu = 3 x FLOPs of the forward pass (2 per multiply-add, weights and attention to the "
+            "keys that a query may see; without remat, with padding) / seconds / "
+            f"({self.devices} x {self.each / 1e12:g} TFLOP/s, {self.kind}, {self.dtype})"
+        )
+
+
+def peak_of(devices: Strategy, dtype: str) -> Peak:
+    """Returns the peak of the devices of a run's mesh."""
+    kinds = {device.device_kind for device in devices.mesh.devices.flat}
+    name = DEVICE_KINDS.get(next(iter(kinds))) if len(kinds) == 1 else None
+    each = None if name is None else getattr(ACCELERATORS[name], dtype)
+    return Peak(" and ".join(sorted(kinds)), devices.mesh.devices.size, dtype, each)

@@ -1,0 +1,29 @@
+"""A trained run with the settings of its training."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from experiments.harness.runs import run_folder
+from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training.build import build_attention
+from jaxformer.distributed import Strategy
+from jaxformer.pretrained import Loaded, is_pretrained, load
+from jaxformer.pretrained.hf_folder import locate
+
+
+def load_run(
+    folder: Path, options: RunOptions, *kinds: type, devices: Strategy | None = None
+) -> Loaded:
+    """What `jf.load` gives of `folder`, with the run's settings as one of `kinds`.
+
+    The weights are those that `options` name, on `devices` or theirs. Raises what
+    `run_folder.load_config` and `jf.load` do.
+    """
+    asked: Any = {"checkpoint": options.checkpoint, "step": options.step}
+    asked["strategy"] = devices or options.strategy
+    if is_pretrained(locate(folder)):
+        return load(folder, **asked)
+    config: Any = run_folder.load_config(folder, *kinds)
+    loaded = load(folder, attention_fn=build_attention(config.training), **asked)
+    return replace(loaded, config=config)

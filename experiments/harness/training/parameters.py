@@ -1,0 +1,59 @@
+"""Parameters of a run: the first ones, with adapters, and those that are evaluated."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from flax import linen as nn
+
+from experiments.harness.training.training_config import (
+    LoraOptions,
+    TrainingConfig,
+)
+from jaxformer.ops.attention import reference
+from jaxformer.training import lora
+from jaxformer.training.parameters import ModelAxes, flatten
+from jaxformer.training.train_step import TrainState
+
+
+def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
+    """The first parameters of `model`, which do not depend on how attention is computed."""
+    if "attention_fn" in getattr(model, "__dataclass_fields__", {}):
+        model = model.clone(attention_fn=reference)
+    return model.init(rng, *inputs)["params"]
+
+
+def with_adapters(params: Any, rng: jax.Array, options: LoraOptions, axes: ModelAxes | None) -> Any:
+    """`params` with the adapters that `options` ask for, if any."""
+    if not options.lora_rank:
+        return params
+    return lora.add_adapters(
+        params,
+        jax.random.fold_in(rng, 1),
+        rank=options.lora_rank,
+        alpha=options.lora_alpha,
+        targets=options.lora_targets,
+        axes=axes,
+    )
+
+
+def describe_size(params: Any) -> str:
+    """The number of parameters, and how many of them are trained in adapters."""
+    sizes = {path: leaf.size for path, leaf in flatten(params).items()}
+    trained = sum(size for path, size in sizes.items() if re.search(lora.ADAPTER, path))
+    total = f"{sum(sizes.values()):,} parameters"
+    return f"{total}, {trained:,} of them trained in adapters" if trained else total
+
+
+def with_params(
+    state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
+) -> TrainState:
+    """`state` with the parameters fresh(), also as moving average, and the adapters that it has."""
+    ema = lora.replace_base(state.ema, fresh()) if training.ema_decay else None
+    return state.replace(params=lora.replace_base(state.params, fresh()), ema=ema)
+
+
+def result_params(state: TrainState, training: TrainingConfig) -> Any:
+    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged."""
+    return lora.merge_adapters(getattr(state, training.result_tree))
