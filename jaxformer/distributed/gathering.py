@@ -1,25 +1,23 @@
 """FSDP: all-gathers parameters for a loss, reduce-scatters their gradient.
 
-All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts. A TPU's
-compiler replaces a reduce-scatter by a sum of everything on all devices where the devices lie along
-several axes of the torus (`tests/compilers` shows it for 4 to 256 chips), so the sums over fsdp go
-in stages, each along one axis.
+All of it runs inside `jax.shard_map` over `BATCH_AXES`, where a device sees its own parts. The
+collectives run in a second one over "sequence" and "tensor", which XLA partitions elsewhere: it
+would gather along these what a collective over other axes touches.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 from flax import struct
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 
 from jaxformer.distributed.mesh import BATCH_AXES, MESH_AXES, row_spec
+from jaxformer.distributed.torus import Stages, sum_and_divide
 from jaxformer.errors import ConfigError
 from jaxformer.ops.partitioning import partitioned
 from jaxformer.training.losses import Loss
@@ -28,8 +26,8 @@ from jaxformer.training.train_step import Batch, GradientSums, accumulate, loss_
 
 GatherAt = Literal["step", "use"]
 
-Stages = tuple[tuple[tuple[int, ...], ...], ...]
-"""For each stage of a sum over fsdp: the groups of indices along fsdp that are added up."""
+_PARTITIONED_AXES = ("sequence", "tensor")
+"""The mesh axes that divide parameters and that XLA partitions a step along."""
 
 
 class Gathering(NamedTuple):
@@ -213,20 +211,52 @@ def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:
     """The parameter that `spec` divides, whole along all axes but "tensor"; moved in `dtype`."""
     if not _is_gathered(spec):
         return part
-    whole = part if dtype is None else part.astype(dtype)
-    for dimension, axes in _divided(spec):
-        whole = jax.lax.all_gather(whole, axes, axis=dimension, tiled=True)
-    return _constrain(whole, spec, ("tensor",))
+
+    def gather_rows(part: jax.Array) -> jax.Array:
+        for dimension, axes in _divided(spec):
+            part = jax.lax.all_gather(part, axes, axis=dimension, tiled=True)
+        return part
+
+    part = part if dtype is None else part.astype(dtype)
+    return _constrain(_on_own_part(gather_rows, spec)(part), spec, ("tensor",))
 
 
 def _scatter(gradient: jax.Array, spec: PartitionSpec, stages: Stages = ()) -> jax.Array:
     """This device's part of the sum of `gradient` over the devices that divide the parameter."""
     if not _is_gathered(spec):
         return gradient
-    gradient = _constrain(gradient, spec, ("sequence", "tensor"))
-    for dimension, axes in _divided(spec):
-        gradient = sum_and_divide(gradient, dimension, axes, stages if axes == ("fsdp",) else ())
-    return gradient
+
+    def scatter_rows(gradient: jax.Array) -> jax.Array:
+        for dimension, axes in _divided(spec):
+            stages_of_axes = stages if axes == ("fsdp",) else ()
+            gradient = sum_and_divide(gradient, dimension, axes, stages_of_axes)
+        return gradient
+
+    gradient = _constrain(gradient, spec, _PARTITIONED_AXES)
+    return _on_own_part(scatter_rows, spec)(gradient)
+
+
+def _on_own_part(
+    collective: Callable[[jax.Array], jax.Array], spec: PartitionSpec
+) -> Callable[[jax.Array], jax.Array]:
+    """`collective`, over `BATCH_AXES`, of a device's own part along "sequence" and "tensor".
+
+    `spec` divides the array along these. Where it divides one dimension along axes of either kind,
+    the parts that `collective` joins are not neighbours: XLA then gathers the dimension before.
+    """
+    along_batch = _select_axes(spec, BATCH_AXES)
+    along_others = _select_axes(spec, _PARTITIONED_AXES)
+    is_shared = any(map(all, zip(along_batch, along_others, strict=True)))
+    if is_shared or not any(along_batch) or not partitioned():
+        return collective
+    own_part = PartitionSpec(*along_others)
+    return jax.shard_map(
+        collective,
+        in_specs=own_part,
+        out_specs=own_part,
+        axis_names=set(partitioned()),
+        check_vma=False,
+    )
 
 
 def _as_stored(whole: Params, params: Params) -> Params:
@@ -275,55 +305,3 @@ def _select_axes(spec: PartitionSpec, wanted: tuple[str, ...]) -> list[tuple[str
     """Those of the `wanted` mesh axes that divide each dimension."""
     groups = (axes if isinstance(axes, tuple) else (axes,) for axes in spec)
     return [tuple(axis for axis in group if axis in wanted) for group in groups]
-
-
-def torus_stages(mesh: Mesh) -> Stages:
-    """The stages of a reduce-scatter over the fsdp axis of `mesh` on a TPU's torus.
-
-    The first stage joins the most distant indices, the last one neighbours, so that index i ends
-    with part i. () where the fsdp devices lie on one line, or are not those of a torus.
-    """
-    rows = np.moveaxis(mesh.devices, 1, -1).reshape(-1, mesh.shape["fsdp"])
-    stages = {line_stages([tuple(getattr(x, "coords", ())) for x in row]) for row in rows}
-    return stages.pop() if len(stages) == 1 else ()
-
-
-def line_stages(coords: list[tuple[int, ...]]) -> Stages:
-    """The stages of `torus_stages` for devices at `coords` of a torus, in the order of fsdp."""
-    for axis in range(len(coords[0])):
-        size = len({at[axis] for at in coords})
-        if not 1 < size < len(coords) or len(coords) % size:
-            continue
-        others = [at[:axis] + at[axis + 1 :] for at in coords]
-        lines = [range(first, first + size) for first in range(0, len(coords), size)]
-        columns = [{coords[i][axis]: i for i in line} for line in lines]
-        if any(len({others[i] for i in line}) > 1 for line in lines) or any(
-            column.keys() != columns[0].keys() for column in columns
-        ):
-            continue
-        outer = line_stages([others[line[0]] for line in lines])
-        across = tuple(
-            tuple(tuple(columns[i][at] for i in group) for group in groups for at in columns[0])
-            for groups in outer or ((tuple(range(len(lines))),),)
-        )
-        return (*across, tuple(map(tuple, lines)))
-    return ()
-
-
-def sum_and_divide(
-    gradient: jax.Array, dimension: int, axes: tuple[str, ...], stages: Stages
-) -> jax.Array:
-    """The sum of `gradient` over `axes`, of which each device keeps a part along `dimension`.
-
-    A TPU's compiler also sums all of an array on all devices where a part is no whole number of
-    tiles. So the parts come first, before two dimensions for the rest.
-    """
-    before, (size, *after) = gradient.shape[:dimension], gradient.shape[dimension:]
-    counts = [len(groups[0]) for groups in stages] or [jax.lax.axis_size(axes)]
-    part = size // math.prod(counts)
-    parts = gradient.reshape(*before, *counts, part, *after)
-    parts = jnp.moveaxis(parts, range(dimension, dimension + len(counts)), range(len(counts)))
-    parts = parts.reshape(*counts, -1, parts.shape[-1])
-    for groups in stages or (None,):
-        parts = jax.lax.psum_scatter(parts, axes, axis_index_groups=groups)
-    return parts.reshape(*before, part, *after)

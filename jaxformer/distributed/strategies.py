@@ -24,7 +24,6 @@ from jaxformer.distributed.gathering import (
     check_gather_at,
     on_shards,
     row_axes,
-    torus_stages,
 )
 from jaxformer.distributed.mesh import (
     BATCH_AXES,
@@ -39,6 +38,7 @@ from jaxformer.distributed.mesh import (
 )
 from jaxformer.distributed.processes import is_key, to_numpy
 from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
+from jaxformer.distributed.torus import torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.text.data import RowSelection, fill_rows

@@ -29,13 +29,15 @@ from jaxformer.config import (
     TransformerConfig,
 )
 from jaxformer.distributed import (
+    CompiledStep,
     make_mesh,
     parse_mesh,
     replicated,
     sharded,
     single,
 )
-from jaxformer.distributed.gathering import Gathering, line_stages, torus_stages
+from jaxformer.distributed.gathering import Gathering, on_shards, row_axes
+from jaxformer.distributed.torus import line_stages, torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
@@ -408,6 +410,51 @@ def staged() -> dict[str, Any]:
     return out
 
 
+DIVISIONS = {
+    "matrix": ("fsdp=4,tensor=2", P("fsdp", "tensor")),
+    "table": ("fsdp=4,tensor=2", P("tensor", "fsdp")),
+    "layers of heads": ("data=2,fsdp=2,tensor=2", P(None, "fsdp", "tensor")),
+    "sequence": ("fsdp=4,sequence=2", P("fsdp", "sequence")),
+    "three axes": ("fsdp=2,sequence=2,tensor=2", P("sequence", "fsdp", "tensor")),
+    "one dimension": ("fsdp=4,tensor=2", P(None, ("fsdp", "tensor"))),
+    "one dimension, tensor first": ("fsdp=4,tensor=2", P(("tensor", "fsdp"))),
+}
+SHARED_DIMENSION = ("one dimension", "one dimension, tensor first")
+SEPARATE_DIMENSIONS = tuple(name for name in DIVISIONS if name not in SHARED_DIMENSION)
+
+
+def divided_twice() -> dict[str, Any]:
+    """The gradient of a parameter that fsdp and another axis divide, and what is sent for it."""
+    shape = (16, 24, 8)
+    rng = np.random.default_rng(0)
+    params = {"w": rng.normal(size=shape).astype(np.float32)}
+    batch = rng.normal(size=(8, *shape)).astype(np.float32)
+
+    def loss(params: Any, batch: Any, rng: Any) -> Any:
+        return jnp.sum(jnp.sin(nn.unbox(params)["w"]) * batch.sum(0)), jnp.float32(1.0), {}
+
+    out = {"divided/expected": np.cos(params["w"]) * batch.sum(0)}
+    for name, (text, spec) in DIVISIONS.items():
+        mesh, specs = make_mesh(text), {"w": spec}
+        for at in ("step", "use"):
+            gathering = Gathering(specs, row_axes(mesh), at)
+            sums = on_shards(
+                lambda params, batch, gathering=gathering: gathering.gradient_sums(
+                    loss, params, batch, jax.random.key(0), 1
+                )[0],
+                mesh,
+                specs,
+                specs,
+            )
+            where = {"w": jax.sharding.NamedSharding(mesh, spec)}
+            step = CompiledStep(sums, mesh, in_shardings=(where, None), out_shardings=where)
+            program = step.lower(params, batch).compile()
+            out[f"divided/{name}/{at}"] = step(params, batch)["w"]
+            found = [(c.kind, c.size) for c in collectives(program)]
+            out[f"divided/{name}/{at}/collectives"] = json.dumps(sorted(found))
+    return out
+
+
 class OneBlock(nn.Module):
     """A block between learned scales, so that gradients leave it as in the middle of a model."""
 
@@ -470,7 +517,7 @@ def compute(path: str) -> None:
         out |= train(case, name, 3)
     with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
         out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
-    out |= hessian_products()
+    out |= hessian_products() | divided_twice()
     np.savez(path, **out)
 
 
@@ -582,6 +629,31 @@ def test_a_gradient_is_summed_along_one_axis_of_a_torus_after_the_other(computed
     np.testing.assert_allclose(computed[f"torus/{name}"], computed["torus/expected"], atol=1e-5)
     found = json.loads(str(computed[f"torus/{name}/collectives"]))
     assert found == [["reduce-scatter", size] for size in sizes]
+
+
+@pytest.mark.parametrize("at", ["step", "use"])
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_the_gradient_of_a_parameter_that_two_axes_divide_is_that_of_one_device(computed, name, at):
+    np.testing.assert_allclose(
+        computed[f"divided/{name}/{at}"], computed["divided/expected"], rtol=1e-5, atol=1e-5
+    )
+
+
+@pytest.mark.parametrize("at", ["step", "use"])
+@pytest.mark.parametrize("name", SEPARATE_DIMENSIONS)
+def test_a_parameter_and_its_gradient_move_with_the_division_along_the_other_axes(
+    computed, name, at
+):
+    whole = 16 * 24 * 8
+    sizes = parse_mesh(DIVISIONS[name][0])
+    others = sizes["sequence"] * sizes["tensor"]
+    gathered = [["all-gather", whole // others]]
+    if sizes["sequence"] > 1:
+        gathered.append(["all-gather", whole // sizes["tensor"]])
+    part = whole // others // sizes["fsdp"]
+    summed = [["all-reduce", part]] if sizes["data"] > 1 else []
+    expected = sorted([*gathered, ["reduce-scatter", part], *summed])
+    assert json.loads(str(computed[f"divided/{name}/{at}/collectives"])) == expected
 
 
 @pytest.mark.parametrize("places", [[()] * 4, [(0, 1), (0, 2), (0, 0)], [(0, 0), (1, 1), (0, 1)]])
