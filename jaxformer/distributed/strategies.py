@@ -273,7 +273,8 @@ class Strategy:
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
             sums = on_shards(partial(sums_of, specs), self.mesh, specs, out_specs)
-            state, metrics = update(state, sums(state.params, batch, state.dropout_rng))
+            sums_of_batch = sums(state.params, batch, state.dropout_rng)
+            state, metrics = update(state, sums_of_batch, self._specs(state.params))
             if self.mesh.size > 1:
                 state = jax.lax.with_sharding_constraint(state, self.shardings(state))
             return state, metrics

@@ -12,6 +12,7 @@ import optax
 
 from jaxformer.config import Checked, Count, Fraction, Natural, NonNegative, Pattern
 from jaxformer.errors import ConfigError
+from jaxformer.training.muon import scale_by_muon
 from jaxformer.training.parameters import ModelAxes, axes_of, freeze, map_with_path
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
@@ -186,23 +187,14 @@ def _muon(
     def label(path: str, leaf: jax.Array) -> str:
         return "muon" if axes_of(path, leaf, axes).is_hidden else "others"
 
-    def dimensions(path: str, leaf: jax.Array) -> optax.contrib.MuonDimensionNumbers:
-        parameter = axes_of(path, leaf, axes)
-        first = parameter.layers + len(parameter.inputs)
-        inputs, outputs = range(parameter.layers, first), range(first, leaf.ndim)
-        return optax.contrib.MuonDimensionNumbers(tuple(inputs), tuple(outputs))
-
     def scale(path: str, leaf: jax.Array) -> jax.Array:
         """The orthogonal update of R inputs and C outputs, times 0.2 sqrt(max(R, C))."""
         sizes = axes_of(path, leaf, axes).matrix_shape(leaf.shape)
         return 0.2 * math.sqrt(max(sizes)) * leaf
 
-    muon = optax.contrib.scale_by_muon(
-        beta=momentum, weight_dimension_numbers=partial(map_with_path, dimensions)
-    )
     scaled = optax.stateless(lambda updates, params=None: map_with_path(scale, updates))
     rules: dict[Hashable, optax.GradientTransformation] = {
-        "muon": optax.chain(muon, scaled),
+        "muon": optax.chain(scale_by_muon(momentum, axes), scaled),
         "others": others,
     }
     return optax.partition(rules, partial(map_with_path, label))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import struct
+from jax.sharding import PartitionSpec
 from jaxtyping import Num
 
 from jaxformer.errors import ConfigError, Diverged
@@ -210,8 +211,11 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 
 def make_update(
     optimizer: optax.GradientTransformation, ema_decay: float = 0.0
-) -> Callable[[TrainState, GradientSums], tuple[TrainState, Metrics]]:
-    """update(state, sums) -> (state, metrics): one update by the sums over a whole batch.
+) -> Callable[..., tuple[TrainState, Metrics]]:
+    """update(state, sums, specs=None) -> (state, metrics): one update by sums over a whole batch.
+
+    `specs` are the `PartitionSpec` of each path of the parameters on the current mesh, for
+    optimizers that share their work among devices ("muon").
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
     state), and every auxiliary sum under its name. Add up the auxiliary sums of the steps of
@@ -226,7 +230,11 @@ def make_update(
     if not 0.0 <= ema_decay < 1.0:
         raise ConfigError(f"ema_decay={ema_decay}, but it must be in [0, 1)")
 
-    def update(state: TrainState, sums: GradientSums) -> tuple[TrainState, Metrics]:
+    optimizer = optax.with_extra_args_support(optimizer)
+
+    def update(
+        state: TrainState, sums: GradientSums, specs: Mapping[str, PartitionSpec] | None = None
+    ) -> tuple[TrainState, Metrics]:
         if (state.ema is not None) != (ema_decay > 0.0):
             raise ConfigError(
                 f"ema_decay={ema_decay}, but the state has {'no' if ema_decay else 'an'} average: "
@@ -236,7 +244,7 @@ def make_update(
         count = jnp.maximum(tokens, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.numpy_dtype_promotion("standard"):  # optax has no other
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, specs=specs)
             params, ema = optax.apply_updates(state.params, updates), state.ema
             if ema is not None:  # at first the decay is small, to forget the random parameters
                 done = (state.step - state.skipped).astype(jnp.float32)

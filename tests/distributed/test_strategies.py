@@ -4,6 +4,7 @@ Everything that needs devices runs in one child process with 8 virtual ones, sta
 """
 
 import json
+import math
 import os
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +40,7 @@ from jaxformer.distributed import (
 from jaxformer.distributed.gathering import Gathering, on_shards, row_axes
 from jaxformer.distributed.torus import line_stages, torus_stages
 from jaxformer.errors import ConfigError
+from jaxformer.nn.axes import Axes
 from jaxformer.nn.blocks import REMAT, Block
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import cross_entropy
@@ -46,6 +48,7 @@ from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.text.data import PairBatch, StreamBatch
 from jaxformer.training.losses import causal_loss, seq2seq_loss
+from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state
 from tests.hlo import collectives
@@ -455,6 +458,66 @@ def divided_twice() -> dict[str, Any]:
     return out
 
 
+MUON_MESHES = (
+    "data=8",
+    "fsdp=8",
+    "fsdp=4,tensor=2",
+    "data=2,fsdp=4",
+    "data=2,fsdp=2,tensor=2",
+    "fsdp=2,sequence=2,tensor=2",
+)
+MUON_AXES = {
+    name: Axes(inputs, outputs, layers, is_hidden=True)
+    for name, inputs, outputs, layers in (
+        ("query", ("embed",), ("heads", "head_dim"), 1),
+        ("key", ("embed",), ("heads", "head_dim"), 1),
+        ("out", ("heads", "head_dim"), ("embed",), 1),
+        ("up", ("embed",), ("mlp",), 1),
+        ("down", ("mlp",), ("embed",), 1),
+        ("alone", ("mlp",), ("embed",), 0),
+    )
+}
+MUON_SHAPES = {
+    "query": (2, 32, 8, 4),
+    "key": (2, 32, 8, 4),
+    "out": (2, 8, 4, 32),
+    "up": (3, 32, 64),
+    "down": (3, 64, 32),
+    "alone": (64, 32),
+}
+
+
+def muon_updates() -> dict[str, Any]:
+    """Two updates by Muon on one device and on meshes, what is sent and what is computed."""
+    rng = np.random.default_rng(0)
+    params, gradient = (
+        {name: rng.normal(size=shape).astype(np.float32) for name, shape in MUON_SHAPES.items()}
+        for _ in range(2)
+    )
+    config = OptimizerConfig("constant", "muon", learning_rate=0.1, warmup_steps=0)
+    optimizer = make_optimizer(config, axes=MUON_AXES)
+
+    def loss(params: Any, batch: Any, rng: Any) -> Any:
+        products = jax.tree.map(lambda p, g: jnp.sum(p * g), params, gradient)
+        return sum(jax.tree.leaves(products)) * jnp.mean(batch), jnp.float32(1.0)
+
+    def make_state() -> Any:
+        return init_train_state(jax.tree.map(jnp.asarray, params), optimizer, jax.random.key(0))
+
+    out = {}
+    meshes = {name: sharded(make_mesh(name), axes=MUON_AXES) for name in MUON_MESHES}
+    for name, devices in ({"one": single()} | meshes).items():
+        state, batch = devices.init(make_state), devices.shard_batch(np.ones(8, np.float32))
+        step = devices.step(loss, optimizer)
+        program = step.lower(state, batch).compile()
+        sent = sum(each.size for each in collectives(program) if each.kind != "all-reduce")
+        out[f"muon/{name}/facts"] = json.dumps([sent, program.cost_analysis()["flops"]])
+        for _ in range(2):
+            state, _ = step(state, batch)
+        out |= {f"muon/{name}/params/{k}": x for k, x in devices.gather(state.params).items()}
+    return out
+
+
 class OneBlock(nn.Module):
     """A block between learned scales, so that gradients leave it as in the middle of a model."""
 
@@ -517,7 +580,7 @@ def compute(path: str) -> None:
         out |= train(case, name, 3)
     with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
         out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
-    out |= hessian_products() | divided_twice()
+    out |= hessian_products() | divided_twice() | muon_updates()
     np.savez(path, **out)
 
 
@@ -654,6 +717,18 @@ def test_a_parameter_and_its_gradient_move_with_the_division_along_the_other_axe
     summed = [["all-reduce", part]] if sizes["data"] > 1 else []
     expected = sorted([*gathered, ["reduce-scatter", part], *summed])
     assert json.loads(str(computed[f"divided/{name}/{at}/collectives"])) == expected
+
+
+@pytest.mark.parametrize("name", MUON_MESHES)
+def test_muon_is_that_of_one_device_and_devices_share_its_matrices(computed, name):
+    expected = part(computed, "muon/one/params/")
+    assert relative(part(computed, f"muon/{name}/params/"), expected) < 1e-6
+    sent, flops = json.loads(str(computed[f"muon/{name}/facts"]))
+    _, flops_of_one = json.loads(str(computed["muon/one/facts"]))
+    matrices = sum(map(math.prod, MUON_SHAPES.values()))
+    sent_by_gradient = 0 if "fsdp" not in name else matrices + matrices // parse_mesh(name)["fsdp"]
+    assert sent - sent_by_gradient < 1.25 * matrices
+    assert flops < 0.2 * flops_of_one
 
 
 @pytest.mark.parametrize("places", [[()] * 4, [(0, 1), (0, 2), (0, 0)], [(0, 0), (1, 1), (0, 1)]])
