@@ -73,6 +73,7 @@ class Checkpoints:
         self._writer: ocp.AsyncCheckpointer | None = None
         self._thread: ThreadPoolExecutor | None = None
         self._committing: Future | None = None
+        self._is_writing = False
 
     def save(
         self,
@@ -114,8 +115,12 @@ class Checkpoints:
                 raise OSError(errno.ENOSPC, _FULL)
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
-            self._writer.save(str(self._steps.path(step)), args=items, force=True)
-            self._committing = self._thread.submit(self._finish, step, content)
+            self._is_writing = True
+            try:
+                self._writer.save(str(self._steps.path(step)), args=items, force=True)
+                self._committing = self._thread.submit(self._finish, step, content)
+            finally:
+                self._is_writing = False
 
     def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
         """Adds `metadata` and the `metric` to `step`, such as those of its validation.
@@ -133,16 +138,23 @@ class Checkpoints:
                 path, saved._replace(metadata=saved.metadata | metadata, metric=_finite(metric))
             )
 
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save has begun and is not committed yet; any thread may ask."""
+        committing = self._committing
+        return self._is_writing or (committing is not None and not committing.done())
+
     def wait(self) -> bool:
         """Returns when every save is committed and old steps are removed.
 
         Whether there was a save to wait for. Raises `OSError` if it has failed.
         """
-        if self._committing is None:
+        committing = self._committing
+        if committing is None:
             return False
-        committing, self._committing = self._committing, None
         with self._writing():
             error = committing.exception()
+            self._committing = None
             committed = agreed(error is None)  # only the first process commits
             if error is not None:
                 raise error

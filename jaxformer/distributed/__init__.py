@@ -16,11 +16,13 @@ from jaxformer.distributed.mesh import CompiledStep, make_mesh, parse_mesh
 from jaxformer.distributed.processes import agreed, assert_processes_agree, initialize
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
 from jaxformer.distributed.strategies import Strategy, replicated, sharded, single, strategy_of
+from jaxformer.distributed.termination import Termination
 
 __all__ = [
     "RULES",
     "CompiledStep",
     "Strategy",
+    "Termination",
     "agreed",
     "assert_processes_agree",
     "initialize",
