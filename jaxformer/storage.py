@@ -13,6 +13,7 @@ import posixpath
 import shutil
 import tempfile
 import uuid
+import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -34,6 +35,8 @@ _CHANGES = {
     "rm_file": "removed",
     "rm": "removed",
 }
+_NOT_FLUSHED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""Errors of fsync on file systems that do not have it, for folders or at all."""
 _REFUSALS = ("forbidden", "denied", "permission", "credential", "401", "403")
 
 
@@ -212,15 +215,28 @@ def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The path of a new local file that becomes `path` when the block ends, unless it raises.
 
-    Each writer has a file of its own, so that of several at once the last one wins.
+    Each writer has a file of its own, so that of several at once the last one wins. An `OSError`
+    that names no file gets the name of `path`.
     """
     path = Path(path)
     unfinished = path.with_name(f".{path.name}.{uuid.uuid4().hex}.unfinished")
     try:
-        yield unfinished
-        unfinished.replace(path)
+        with naming(path):
+            yield unfinished
+            unfinished.replace(path)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: str | os.PathLike[str]) -> Iterator[None]:
+    """Within it, an `OSError` that names no file, as that of a write, gets the name `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
 
 
 def write(path: Path, content: bytes) -> None:
@@ -231,7 +247,7 @@ def write(path: Path, content: bytes) -> None:
     with replacing(path) as unfinished, unfinished.open("wb") as file:
         file.write(content)
         file.flush()
-        os.fsync(file.fileno())
+        flush(file.fileno())
     _sync(path.parent)
 
 
@@ -345,6 +361,23 @@ def _sync(folder: Path) -> None:
         return
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        os.fsync(descriptor)
+        flush(descriptor)
     finally:
         os.close(descriptor)
+
+
+def flush(descriptor: int) -> None:
+    """Returns when what was written to an open file is on disk, or the names in an open folder.
+
+    On a file system that cannot do that it returns at once, with one warning in a process.
+    """
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _NOT_FLUSHED:
+            raise
+        warnings.warn(
+            f"this file system does not flush what is written to it ({error.strerror}): after a "
+            "loss of power the newest files may be damaged",
+            stacklevel=1,  # the same place each time, so that it is shown once
+        )

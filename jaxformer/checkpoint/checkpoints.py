@@ -37,6 +37,8 @@ from jaxformer.training.lora import merge_adapters
 
 _FULL = os.strerror(errno.ENOSPC)
 _SAVE, _SAVED, _NO_ROOM = range(3)
+# Bytes on disk beside the numbers, as measured with 1 to 1,000 arrays.
+_OF_EACH_STEP, _OF_EACH_ARRAY = 45_000, 2_000
 
 
 class Checkpoints:
@@ -279,7 +281,8 @@ class Checkpoints:
         except BaseException:
             self._release()
             raise
-        logging.getLogger("absl").addFilter(_is_news)
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).addFilter(_is_news)
         self._writer = _make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
@@ -316,7 +319,7 @@ class Checkpoints:
         if self._steps.is_committed(step):  # but damaged
             self._steps.remove(step)
         shapes = jax.tree.leaves(jax.tree.map(stored_shape, state))
-        size = sum(x.size * x.dtype.itemsize for x in shapes)
+        size = sum(x.size * x.dtype.itemsize + _OF_EACH_ARRAY for x in shapes) + _OF_EACH_STEP
         in_bucket = storage.is_in_bucket(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
         return _NO_ROOM if not in_bucket and shutil.disk_usage(self.folder).free < size else _SAVE
@@ -370,8 +373,8 @@ def _make_writer(folder: Path) -> ocp.AsyncCheckpointer:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of absl's log is none of orbax about an error, which it also raises."""
-    return not (record.exc_info and "orbax" in record.pathname)
+    """Whether a line of a log is none about an error of a save, which orbax also raises."""
+    return not (record.exc_info and "orbax" in f"{record.pathname} {record.getMessage()}")
 
 
 def _finite(metric: float | None) -> float | None:

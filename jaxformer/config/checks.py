@@ -74,7 +74,8 @@ class Checked:
 
     int, float (finite), bool, str, None, dataclasses, `Literal`, the annotated types above, tuples
     of one of these such as `tuple[Count, ...]`, and unions of these are checked. A number of NumPy
-    becomes Python's.
+    becomes Python's, and a whole number becomes a float where only a float is allowed, so that
+    equal configurations are written alike, wherever they were read from.
     """
 
     def __post_init__(self) -> None:
@@ -83,11 +84,11 @@ class Checked:
             value = getattr(self, name)
             if isinstance(value, np.generic):  # as np.linspace gives them
                 value = value.item()
-                object.__setattr__(self, name, value)
             kinds = alternatives(kind)
             mistakes = [_mistake(value, one) for one in kinds]
             if all(mistakes):
                 raise ConfigError(f"{name}={value!r}{_sentence(value, kinds, mistakes)}")
+            object.__setattr__(self, name, _of_its_type(value, kinds))
 
 
 def is_union(kind: Any) -> bool:
@@ -98,6 +99,16 @@ def is_union(kind: Any) -> bool:
 def alternatives(kind: Any) -> tuple[Any, ...]:
     """The types among which the union `kind` leaves the choice; `kind` itself if it is none."""
     return get_args(kind) if is_union(kind) else (kind,)
+
+
+def _of_its_type(value: Any, kinds: tuple[Any, ...]) -> Any:
+    """`value`, which one of `kinds` allows, with its whole numbers as floats where they must be."""
+    items = [get_args(kind)[0] for kind in kinds if get_origin(kind) is tuple]
+    if isinstance(value, tuple) and len(items) == 1:
+        return tuple(_of_its_type(item, alternatives(items[0])) for item in value)
+    plain = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    return float(value) if is_whole and float in plain and int not in plain else value
 
 
 class _Mistake(NamedTuple):

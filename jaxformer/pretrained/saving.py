@@ -17,7 +17,7 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
-from jaxformer import optional_dependencies
+from jaxformer import optional_dependencies, storage
 from jaxformer.config import with_fields
 from jaxformer.decoding import SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.distributed.processes import agreed, to_numpy
@@ -216,19 +216,21 @@ def _write_folder(
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.unfinished")
     unfinished.mkdir(parents=True)
     try:
-        if tokenizer is not None:
-            tokenizer.save(unfinished / "tokenizer.json")
-        for name, content in files.items():
-            if isinstance(content, bytes):
-                (unfinished / name).write_bytes(content)
-            elif content:
-                text = content if isinstance(content, str) else json.dumps(content, **_JSON) + "\n"
-                (unfinished / name).write_text(text, encoding="utf-8")
-        _write_tensors(unfinished / "model.safetensors", sizes, tensors)
-        for written in unfinished.iterdir():
-            with written.open("rb") as file:
-                os.fsync(file.fileno())
-        os.replace(unfinished, path)
+        with storage.naming(path):
+            if tokenizer is not None:
+                tokenizer.save(unfinished / "tokenizer.json")
+            for name, content in files.items():
+                if isinstance(content, bytes):
+                    (unfinished / name).write_bytes(content)
+                elif content:
+                    is_text = isinstance(content, str)
+                    text = content if is_text else json.dumps(content, **_JSON) + "\n"
+                    (unfinished / name).write_text(text, encoding="utf-8")
+            _write_tensors(unfinished / "model.safetensors", sizes, tensors)
+            for written in unfinished.iterdir():
+                with written.open("rb") as file:
+                    storage.flush(file.fileno())
+            os.replace(unfinished, path)
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise

@@ -3,13 +3,16 @@
 import errno
 import gc
 import math
+import os
 import pickle
 import re
 import resource
 import shutil
 import threading
 import time
+import warnings
 from pathlib import Path
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import flax
@@ -21,6 +24,7 @@ import optax
 import pytest
 from jax.experimental import multihost_utils
 
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.errors import CheckpointError
 from tests.checkpoint.places import names
@@ -275,12 +279,12 @@ def test_a_folder_that_cannot_be_written_is_an_os_error_that_names_it(tmp_path, 
 
 def test_a_full_disk_is_one_sentence_and_nothing_is_begun(checkpoints, monkeypatch):
     usage = shutil.disk_usage(checkpoints.folder.parent)
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=27))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=28))
     with pytest.raises(OSError, match="a checkpoint could not be written, No space left") as full:
         checkpoints.save(2, small(2))
     assert (full.value.errno, full.value.filename) == (errno.ENOSPC, str(checkpoints.folder))
     assert names(checkpoints.folder) == set()
-    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=28))
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**17))
     checkpoints.save(2, small(2))
     checkpoints.wait()
     assert checkpoints.steps() == [2]
@@ -390,3 +394,44 @@ def test_a_donated_state_is_saved_as_it_was_when_save_returned(checkpoints):
     for step, value in ((1, 1), (2, 4)):
         params = checkpoints.restore_params(step)
         assert all(np.all(leaf == value) for leaf in params.values())
+
+
+def test_a_file_system_that_flushes_nothing_is_warned_of_once_and_keeps_checkpoints(
+    tmp_path, monkeypatch
+):
+    def refuse(descriptor):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")
+        with Checkpoints(tmp_path) as checkpoints:
+            for step in (3, 7, 11):
+                checkpoints.save(step, {"w": np.full(5, step)})
+    assert [str(x.message)[:38] for x in caught] == ["this file system does not flush what i"]
+    assert Checkpoints(tmp_path).newest_step() == 11
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EFBIG, errno.EIO])
+def test_a_write_that_fails_names_the_file(tmp_path, monkeypatch, number):
+    def refuse(descriptor):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", refuse)
+    with pytest.raises(OSError) as caught:
+        storage.write(tmp_path / "a.json", b"{}")
+    assert caught.value.filename == str(tmp_path / "a.json") and caught.value.errno == number
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("arrays", [1, 97])
+def test_a_save_for_which_the_disk_has_too_little_room_is_not_begun(tmp_path, monkeypatch, arrays):
+    """Room for the numbers alone is too little; orbax would fail midway, with tracebacks."""
+    state = {f"w{i}": np.ones((5, 113)) for i in range(arrays)}
+    room = sum(array.nbytes for array in state.values()) + 1_000
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=room))
+    with Checkpoints(tmp_path) as checkpoints:
+        with pytest.raises(OSError, match="No space left on device: free some"):
+            checkpoints.save(3, state)
+        monkeypatch.undo()
+        assert not any(tmp_path.glob("3*"))

@@ -95,11 +95,14 @@ def _windows(interval: int, key: str = "") -> keys.Key:
     return keys.Key(("layer_types", key), partial(_read_layer_types, interval, key), write)
 
 
+def _query_scalar(config: TransformerConfig) -> int | float:
+    """The number that queries are divided by the root of: an integer, as in published folders."""
+    scalar = config.attention.query_scalar or config.key_size
+    return int(scalar) if scalar == int(scalar) else scalar
+
+
 _QUERY_SCALAR = keys.number(
-    "query_pre_attn_scalar",
-    "attention.query_scalar",
-    256,
-    value_of=lambda config: config.attention.query_scalar or config.key_size,
+    "query_pre_attn_scalar", "attention.query_scalar", 256, value_of=_query_scalar
 )
 _ROTARY = rotary()
 _QKV, _MLP = ("query", "key", "value"), ("gate", "up", "down")
