@@ -3,6 +3,8 @@
 import functools
 import hashlib
 import re
+import sys
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -209,12 +211,24 @@ def _first_translations(text: Text) -> Text:
     return Text(list(first), list(first.values()))
 
 
-_WORD = re.compile(r"[^\W\d_]+(?:['’-][^\W\d_]+)*")
-
-
 def words_of(line: str) -> list[str]:
     """The words of a line in lower case, without numbers and punctuation."""
-    return _WORD.findall(line.lower())
+    return _word_pattern().findall(line.lower())
+
+
+@functools.cache
+def _word_pattern() -> re.Pattern[str]:
+    """Letters with the marks that belong to them: accents, and vowel signs as in Hindi.
+
+    `re` has no class of marks; U+200C and U+200D join or part the letters of one word.
+    """
+    marks = "".join(
+        character
+        for character in map(chr, range(0x300, sys.maxunicode + 1))
+        if unicodedata.category(character)[0] == "M"
+    )
+    letters = rf"[^\W\d_](?:[^\W\d_]|[{marks}\u200c\u200d])*"
+    return re.compile(rf"{letters}(?:['’-]{letters})*")
 
 
 def write_known_words(folder: Path, lines: Iterable[str]) -> None:

@@ -12,6 +12,7 @@ from experiments.translation.corpus import (
     Text,
     read_known_words,
     unknown_words,
+    words_of,
     write_known_words,
 )
 from experiments.translation.scoring import chosen_samples, describe_run
@@ -63,6 +64,21 @@ def test_words_that_the_training_text_lacks_are_named_once_in_lower_case(tmp_pat
     known = read_known_words(tmp_path)
     assert known[0] == "dog" and set(known) == {"the", "dog's", "dog", "sleeps", "a", "birds"}
     assert unknown_words(known, "Hello dog, HELLO the World 3") == ["hello", "world"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("मैं हिन्दी पढ़ता हूँ।", ["मैं", "हिन्दी", "पढ़ता", "हूँ"]),
+        ("น้ำ", ["น้ำ"]),
+        ("Cafe\u0301 17", ["cafe\u0301"]),
+        ("می\u200cروم", ["می\u200cروم"]),
+        ("L'été, porte-clés", ["l'été", "porte-clés"]),
+        ("_a1b", ["a", "b"]),
+    ],
+)
+def test_a_word_keeps_its_vowel_signs_and_accents(line, words):
+    assert words_of(line) == words
 
 
 def test_every_word_of_a_large_text_is_known(tmp_path):

@@ -102,6 +102,17 @@ def test_a_lower_case_tokenizer_reads_all_cases_as_lower_case(prefix):
     assert len(learned) > 41 and not re.search("[A-Z]", learned)
 
 
+@examples
+@given(text=st.text("ΣσςΑάο' .-1\u0301\u00adא:’ǅ\n", max_size=13))
+def test_lower_case_is_pythons_also_where_a_sigma_ends_a_word(text, greek):
+    assert greek.decode(greek.encode(text)) == text.lower()
+
+
+@pytest.fixture(scope="module")
+def greek() -> Tokenizer:
+    return train_bpe(["ΟΔΟΣ ΣΟΦΟΣ"], 260, prefix="", lowercase=True)
+
+
 def test_bpe_learns_the_size_asked_for_and_stops_early_where_the_text_ends(bpe):
     assert bpe.vocab_size == 307
     assert train_bpe(["ab"], 307).vocab_size == 262  # 260, "ab" and " ab"

@@ -26,6 +26,10 @@ _TIMES = f"{{{_LONGEST_WORD}}}"
 # The letters, digits or signs of a word of byte-level BPE.
 _LONG_WORD = re.compile(rf"([^\W\d_]{_TIMES}|[\d_]{_TIMES}|[^\w\s]{_TIMES})(?=\S)")
 
+# A capital sigma that ends a word (the Unicode Standard, 3.13, Final_Sigma); what matches is the
+# letter alone. The library's lower case does not look at the letters around it.
+_LAST_SIGMA = r"\p{Cased}\p{Case_Ignorable}*\KΣ(?!\p{Case_Ignorable}*\p{Cased})"
+
 
 def train_bpe(
     lines: Iterable[str],
@@ -61,7 +65,10 @@ def train_bpe(
     tokenizer = library.Tokenizer(library.models.BPE())
     tokenizer.pre_tokenizer = pieces(add_prefix_space=False)
     tokenizer.decoder = library.decoders.ByteLevel()
-    steps = [library.normalizers.Lowercase()] if lowercase else []
+    steps: list[tokenizers.normalizers.Normalizer] = []
+    if lowercase:
+        last_sigma = library.normalizers.Replace(library.Regex(_LAST_SIGMA), "ς")
+        steps += [last_sigma, library.normalizers.Lowercase()]
     if prefix:
         steps.append(library.normalizers.Prepend(prefix))
         tokenizer.decoder = _join(library, tokenizer.decoder)
