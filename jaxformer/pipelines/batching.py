@@ -1,7 +1,7 @@
 """Shared by the pipelines: batches of few shapes, checks of texts, a model as step function."""
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeVar, cast, overload
 
@@ -17,7 +17,8 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.pretrained.loaded import Loaded, Setting
-from jaxformer.text.tokenizers import PAD, Template, Tokenizer
+from jaxformer.text.tokenizers import PAD, Template, Tokenizer, check_list
+from jaxformer.training.parameters import flatten
 
 Texts = Iterable[str]
 Prompt = str | Sequence[int]
@@ -94,13 +95,11 @@ def check_inputs(loaded: Any, texts: Any, *kinds: type) -> tuple[list[Any], Toke
     source, target = loaded.tokenizer, loaded.target_tokenizer
     source = check_tokenizer(source, config.source_vocab_size or config.vocab_size)
     target = check_tokenizer(source if target is None else target, config.vocab_size)
-    # A set has no order, in which results could be given.
-    if isinstance(texts, bytes | Set | Mapping) or not isinstance(texts, Iterable):
-        raise DataError(
-            f"the texts are of the type {type(texts).__name__}, but must be a string or a list of "
-            "strings"
-        )
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    check_params(loaded.params)
+    if isinstance(texts, str):
+        return [texts], source, target
+    check_list("texts", texts)
+    texts = list(texts)
     if not texts:
         raise DataError("the list of texts is empty: give at least one text")
     return texts, source, target
@@ -120,6 +119,17 @@ def check_model(model: Any, *kinds: type) -> None:
             f"the model has the class {type(body).__name__}, but this needs "
             f"{' or '.join(kind.__name__ for kind in kinds)}: "
             + (f"use {uses}, or load another model" if uses else "give a model of that class")
+        )
+
+
+def check_params(params: Any) -> None:
+    """Raises `ConfigError`, with the parameter's name, for one that is no array of JAX or numpy."""
+    wrong = [x for x in jax.tree.leaves(params) if not isinstance(getattr(x, "dtype", 0), np.dtype)]
+    if wrong:
+        name, leaf = next((name, x) for name, x in flatten(params).items() if x is wrong[0])
+        raise ConfigError(
+            f"the parameter {name} is a {type(leaf).__module__}.{type(leaf).__name__}, but "
+            "must be an array of JAX or numpy: give the tree that model.init or jf.load returns"
         )
 
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, MissingExtra
+from jaxformer.text.tokenizers import check_list
 
 # By the first part of a language code, of ISO 639-1 or 639-3.
 _TOKENIZERS = {"zh": "zh", "zho": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
@@ -223,8 +224,8 @@ def _is_unsegmented(references: Sequence[str]) -> bool:
 
 def _check_counts(hypotheses: Sequence[str], references: Sequence[str]) -> None:
     """Raises `DataError` for unequal numbers, for which sacreBLEU may give a score of 100."""
-    if isinstance(hypotheses, str) or isinstance(references, str):
-        raise DataError("hypotheses and references must be sequences of texts: give lists")
+    check_list("hypotheses", hypotheses)
+    check_list("references", references)
     if len(hypotheses) != len(references) or len(references) == 0:
         raise DataError(
             f"{len(hypotheses)} hypotheses and {len(references)} references: "

@@ -607,7 +607,7 @@ TOO_LONG = (
 @pytest.mark.parametrize(
     ("prompts", "options", "error", "message"),
     [
-        (b"abc", {}, DataError, "the texts are of the type bytes, but must be a string or a list"),
+        (b"abc", {}, DataError, "the texts are of the type bytes, but must be a list of str"),
         (["a", "b\ud800"], {}, DataError, "text 2 of 2: a lone surrogate is no character; read"),
         ([None], {}, DataError, "prompt 1 is a NoneType, but must be a string or a sequence of i"),
         (["a", b"ab"], {}, DataError, "prompt 2 is a bytes"),

@@ -5,6 +5,7 @@ import json
 import pickle
 import shutil
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -84,15 +85,41 @@ def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use,
     with pytest.raises(DataError, match="(text|prompt) 2.* is a NoneType, but must be a string"):
         use(loaded, [line, None])
     for given, kind in ((5, "int"), ({line}, "set"), ({line: line}, "dict")):
-        said = f"the texts are of the type {kind}, but must be a string or"
-        with pytest.raises(DataError, match=said):
+        with pytest.raises(DataError, match=f"the texts are of the type {kind}, but must be a"):
             use(loaded, given)
+    table = type("DataFrame", (list,), {"columns": ["text"]})
+    with pytest.raises(DataError, match="are a table .DataFrame. with the columns text: give"):
+        use(loaded, table(["text"]))
+    for array in (np.array(line), jnp.array(3)):
+        with pytest.raises(DataError, match="the texts are an array without dimensions"):
+            use(loaded, array)
     with pytest.raises(ConfigError, match="the tokenizer is None: give the one"):
         use(jf.Loaded(loaded.model, loaded.params), line)
     large = train_characters(["abcdefghijklmnopq"])
     for tokenizers in ((large, loaded.tokenizer), (loaded.tokenizer, large)):
         with pytest.raises(ConfigError, match="has 21 ids, but the model has only 1"):
             use(jf.Loaded(loaded.model, loaded.params, *tokenizers), line)
+
+
+@ALL
+def test_a_parameter_that_is_no_array_is_named_with_its_class(systems, name, use, line, kind):
+    loaded = systems[name]
+
+    class Tensor:
+        dtype, shape, ndim = "torch.float32", (3, 5), 2
+
+    leaves, tree = jax.tree.flatten(loaded.params)
+    for odd in (Tensor(), "a", 0.5):
+        params = jax.tree.unflatten(tree, [*leaves[:-1], odd])
+        message = f"the parameter [a-z_/0-9]+ is a .*{type(odd).__name__}, but must be an array"
+        with pytest.raises(ConfigError, match=message):
+            use(dataclasses.replace(loaded, params=params), line)
+    arrays = jax.tree.map(np.asarray, loaded.params)
+    use(
+        dataclasses.replace(loaded, params=arrays),
+        line,
+        **({"max_new_tokens": 3} if use is jf.complete else {}),
+    )
 
 
 def test_settings_of_the_value_are_the_defaults_and_a_call_changes_them(systems):

@@ -86,7 +86,7 @@ def test_a_language_is_a_code(language):
 
 
 def test_one_bare_string_is_no_sequence_of_texts():
-    with pytest.raises(DataError, match="must be sequences of texts"):
+    with pytest.raises(DataError, match="are one string"):
         metrics.score_translations("abc", "abd")
 
 

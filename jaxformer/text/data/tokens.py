@@ -23,7 +23,7 @@ from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.storage import replacing
 from jaxformer.text.data.id_files import JoinedIds, open_id_files
 from jaxformer.text.data.text_files import BLOCK_LENGTH
-from jaxformer.text.tokenizers import Tokenizer
+from jaxformer.text.tokenizers import Tokenizer, check_list
 
 Item = TypeVar("Item", str, tuple[str, bool])
 
@@ -323,6 +323,7 @@ def encode_lines(
     progress: Progress | None = None,
 ) -> Tokens:
     """Writes the ids of every line to `path`; a line of white space only has no ids."""
+    check_list("lines", lines)
     texts = ((line if line.strip() else "", True) for line in lines)
     return _write_encoded(path, texts, tokenizer, [], [], progress)
 
@@ -341,6 +342,8 @@ def encode_pairs(
     `target_tokenizer` None means one vocabulary for both. Raises `DataError` when the numbers of
     lines differ.
     """
+    for name, lines in (("source lines", source_lines), ("target lines", target_lines)):
+        check_list(name, lines)
     if len(source_lines) != len(target_lines):
         raise DataError(
             f"{len(source_lines)} source lines and {len(target_lines)} target lines: "
@@ -378,6 +381,7 @@ def encode_documents(
     >>> ids[0] == jf.BOS, ids[-1] == jf.EOS, tokenizer.decode(ids)
     (True, True, 'a rose')
     """
+    check_list("documents", documents)
     special = tokenizer.special
     bos, eos = (special.bos, special.eos) if isolate_documents else (None, None)
     before, after = ([] if id is None else [id] for id in (bos, eos))

@@ -24,6 +24,7 @@ from jaxformer.text.tokenizers.tokenizer import (
     UNK,
     SpecialTokens,
     Tokenizer,
+    check_list,
     require_standard_ids,
 )
 from jaxformer.text.tokenizers.train_tokenizer import train_bpe, train_characters, train_words
@@ -39,6 +40,7 @@ __all__ = [
     "SpecialTokens",
     "Template",
     "Tokenizer",
+    "check_list",
     "digest",
     "has_tokenizer",
     "load",

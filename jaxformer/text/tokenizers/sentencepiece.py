@@ -31,9 +31,10 @@ def read_sentencepiece(
     where it would give the unknown token. Names of languages such as ">>fra<<" are tokens wherever
     they stand.
 
-    Texts are cut as by SentencePiece, with two exceptions: combining marks after a character that
-    the model's table replaces are lost, and the names of the unknown token and of bytes, such as
-    "<0x41>", are read as these tokens.
+    Texts are cut as by SentencePiece, with three exceptions: combining marks after a character that
+    the model's table replaces are lost; the names of the unknown token and of bytes, such as
+    "<0x41>", are read as these tokens; and at a piece of the user (`user_defined_symbols`) a text
+    is cut as by transformers, so that the parts before and after it are texts of their own.
 
     Raises `DataError` for files that are damaged or of another kind, and `MissingExtra` without
     `sentencepiece`.

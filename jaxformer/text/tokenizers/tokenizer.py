@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -199,10 +199,8 @@ class Tokenizer:
 
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of every line; see `encode`."""
-        if isinstance(lines, str | bytes):
-            raise DataError("the texts are one string: for one text use encode, or give a list")
-        lines = list(lines)
-        return self._encode(self._tokenizer, lines)
+        check_list("texts", lines)
+        return self._encode(self._tokenizer, list(lines))
 
     def encode_inputs(
         self,
@@ -226,6 +224,7 @@ class Tokenizer:
                 f"language={language!r}, but the folder's tokenizer does not mark the language of "
                 "a text: leave it out"
             )
+        check_list("texts", texts)
         rows = self._encode(self._with_typed_tokens(), list(texts))
         return [[*first, *row, *last] for row in rows]
 
@@ -262,6 +261,7 @@ class Tokenizer:
         With them start and end in the text of what each id stands for. For text that a program has
         written, such as a chat template; `encode` takes all names for text.
         """
+        check_list("texts", texts)
         tokenizer = copy.deepcopy(self._tokenizer)
         tokenizer.encode_special_tokens = False
         encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
@@ -335,6 +335,27 @@ def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
 def config_path(path: Path) -> Path:
     """The file that says the roles of the tokens of the tokenizer in the file `path`."""
     return path.with_name(f"{path.stem}_config.json")
+
+
+def check_list(name: str, texts: Any) -> None:
+    """Raises `DataError` unless `texts`, called `name` in the error, may be several texts in order.
+
+    A string gives its letters, a mapping its keys, and a table such as a DataFrame the names of its
+    columns; an array without dimensions gives nothing.
+    """
+    kind = type(texts).__name__
+    if isinstance(texts, str):
+        raise DataError(f"the {name} are one string: give a list, also for one text")
+    if hasattr(texts, "columns"):
+        columns = ", ".join(map(str, list(texts.columns)[:5]))
+        raise DataError(
+            f"the {name} are a table ({kind}) with the columns {columns}: give the one that holds "
+            "the texts, such as table['text']"
+        )
+    if isinstance(texts, bytes | Set | Mapping) or not isinstance(texts, Iterable):
+        raise DataError(f"the {name} are of the type {kind}, but must be a list of strings")
+    if getattr(texts, "ndim", 1) == 0:
+        raise DataError(f"the {name} are an array without dimensions: give a list of strings")
 
 
 def is_text(line: Any) -> bool:

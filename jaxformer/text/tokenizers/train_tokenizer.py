@@ -12,6 +12,7 @@ from jaxformer.text.tokenizers.tokenizer import (
     SPECIAL_TOKEN,
     SPECIAL_TOKENS,
     Tokenizer,
+    check_list,
     find_role,
     is_text,
     why_not_text,
@@ -179,8 +180,7 @@ def _cut_words(lines: Iterable[str]) -> Iterator[str]:
 
 
 def _some_text(lines: Iterable[str]) -> Iterator[str]:
-    if isinstance(lines, str | bytes):
-        raise DataError("the training text is one string: give an iterable of lines")
+    check_list("lines of the training text", lines)
     empty = True
     for number, line in enumerate(lines, start=1):
         if not is_text(line):
