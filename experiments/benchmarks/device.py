@@ -24,7 +24,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks.attention import Shape, find_attention, jax_attention
-from experiments.benchmarks.generate import GenerateWork, jax_sample
+from experiments.benchmarks.greedy_text import GreedyText, jax_sample
 from experiments.benchmarks.timing import Case, CaseFailed
 from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
 from experiments.harness import cli
@@ -88,7 +88,7 @@ class DeviceOptions(DeviceChoice):
     """Megabytes on each device of the collectives that are timed."""
     work: StepWork = replace(GPT2_WORK, model=replace(GPT2_WORK.model, scan_layers=True))
     """The training step, of blocks compiled once; its batch is for each part of the mesh."""
-    decoding: GenerateWork = GenerateWork(model=with_fields(GPT2_WORK.model, {"max_len": 256}))
+    decoding: GreedyText = GreedyText(model=with_fields(GPT2_WORK.model, {"max_len": 256}))
     """The generation, on one device."""
     repetitions: Count = 10
     """Repetitions of each measurement, after one that is not counted."""
@@ -114,7 +114,7 @@ PRESETS = {
         product_size=53,
         collective_mb=0.01,
         work=StepWork(model=_SMALL, batch_size=2, seq_len=13, attention_fn="auto"),
-        decoding=GenerateWork(model=replace(_SMALL, max_len=19), batch_size=2, prompt_len=5),
+        decoding=GreedyText(model=replace(_SMALL, max_len=19), batch_size=2, prompt_len=5),
         repetitions=1,
         results=Path("runs/benchmarks/results.jsonl"),
     ),

@@ -235,17 +235,6 @@ class Checkpoints:
         shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arrays)
         return jax.eval_shape(merge_adapters, shapes)
 
-    def restore_params(
-        self, step: int | None = None, *, tree: str = "params", shardings: Shardings | None = None
-    ) -> dict[str, Any]:
-        """The field `tree` of the state of `step`, as nested dicts of numpy arrays.
-
-        With `shardings`, such as those of a `Strategy`, the arrays are read to the devices that
-        `shardings(tree of shapes)` says. Either way the host holds, besides the result, a part of
-        one array.
-        """
-        return read_mean([self._steps.path(self._verified_step(step)) / "state"], tree, shardings)
-
     def average_params(
         self,
         steps: Iterable[int],
@@ -253,9 +242,11 @@ class Checkpoints:
         tree: str = "params",
         shardings: Shardings | None = None,
     ) -> dict[str, Any]:
-        """The mean of the field `tree` over `steps` in the stored dtype; see `restore_params`.
+        """The mean of the field `tree` of the states of `steps`, in the stored dtype.
 
-        It is summed in float64. Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20
+        The result is nested dicts of numpy arrays. With `shardings`, such as those of a `Strategy`,
+        the arrays are read to the devices that `shardings(tree of shapes)` says. Either way the
+        host holds, besides the result, a part of one array. The mean is summed in float64. Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20
         (big) checkpoints. The mean is that of adapters, which are then merged (see
         `merge_adapters`).
         """

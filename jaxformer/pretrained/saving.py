@@ -199,12 +199,6 @@ def _pieces(array: np.ndarray) -> Iterator[slice]:
     return (slice(first, first + rows) for first in range(0, len(array), rows))
 
 
-def check_savable(model: nn.Module) -> None:
-    """Raises `ConfigError` for a model that `save_pretrained` refuses; to call before training."""
-    _refuse_own_parts(model)
-    _choose(None, spec_of(model))
-
-
 def _write_folder(
     path: Path,
     files: Mapping[str, Any],

@@ -29,6 +29,7 @@ from jaxformer.checkpoint import Checkpoints, manifest
 from jaxformer.errors import CheckpointError
 from tests.checkpoint.places import names
 from tests.faults.states import as_bytes
+from tests.stored import stored
 
 
 @flax.struct.dataclass
@@ -96,7 +97,7 @@ def test_a_key_of_another_generator_and_a_missing_ema_come_back(checkpoints):
 def test_plain_numbers_and_numpy_arrays_are_stored_as_arrays(checkpoints):
     state = {"step": 5, "loss": 0.5, "table": np.arange(6).reshape(2, 3), "one": np.float64(0.1)}
     checkpoints.save(1, state, {})
-    raw = checkpoints.restore_params(tree="table")
+    raw = stored(checkpoints, tree="table")
     assert raw.dtype == np.int64 and raw.tolist() == [[0, 1, 2], [3, 4, 5]]
     restored, _ = checkpoints.restore({**state, "one": np.float64(0), "table": raw})
     assert (int(restored["step"]), float(restored["loss"])) == (5, 0.5)
@@ -159,7 +160,7 @@ def test_reading_changes_nothing_in_the_folder_and_writing_removes_what_a_kill_l
     left.mkdir()
     reader = Checkpoints(tmp_path, keep=1)
     reader.restore(small(0))
-    reader.restore_params()
+    reader.average_params([2])
     reader.close()
     assert left.is_dir()
     with Checkpoints(tmp_path) as writer:
@@ -171,7 +172,7 @@ def test_reading_changes_nothing_in_the_folder_and_writing_removes_what_a_kill_l
 def test_no_complete_checkpoint_is_an_error_that_names_the_folder(tmp_path):
     checkpoints = Checkpoints(tmp_path / "absent")
     assert checkpoints.steps() == [] and checkpoints.best_step() is None
-    for read in (lambda: checkpoints.restore(small(0)), checkpoints.restore_params):
+    for read in (lambda: checkpoints.restore(small(0)), checkpoints.param_shapes):
         with pytest.raises(CheckpointError, match=f"no committed checkpoint in {tmp_path}/absent"):
             read()
     assert not (tmp_path / "absent").exists()
@@ -213,11 +214,11 @@ def test_params_are_named_before_the_optimizer_that_follows_their_shape(checkpoi
 
 
 def test_params_are_read_as_numpy_without_the_optimizer(saved):
-    params = saved.restore_params()
+    params = saved.average_params([2])
     assert all(type(leaf) is np.ndarray for leaf in jax.tree.leaves(params))
     assert as_bytes(params) == as_bytes(make_state(2).params)
     with pytest.raises(CheckpointError, match="holds no 'ema'"):
-        saved.restore_params(tree="ema")
+        saved.average_params([2], tree="ema")
 
 
 def test_an_average_is_the_mean_in_the_stored_dtype(checkpoints):
@@ -392,7 +393,7 @@ def test_a_donated_state_is_saved_as_it_was_when_save_returned(checkpoints):
         checkpoints.save(step, state, {})
         state = add(add(state))
     for step, value in ((1, 1), (2, 4)):
-        params = checkpoints.restore_params(step)
+        params = stored(checkpoints, step)
         assert all(np.all(leaf == value) for leaf in params.values())
 
 

@@ -14,6 +14,7 @@ import pytest
 
 from experiments.harness import cli
 from jaxformer.checkpoint import Checkpoints
+from tests.stored import stored
 
 SPEEDS = ("tokens_per_second", "mfu", "data_wait")
 
@@ -70,7 +71,7 @@ def refused(done: Any, code: int, said: str) -> None:
 
 def bytes_of(folder: Path, step: int, tree: str = "params") -> bytes:
     """The parameters that a run saved after `step`, or another `tree` of its state."""
-    leaves = jax.tree.leaves(Checkpoints(folder / "checkpoints").restore_params(step, tree=tree))
+    leaves = jax.tree.leaves(stored(Checkpoints(folder / "checkpoints"), step, tree=tree))
     return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
 
 

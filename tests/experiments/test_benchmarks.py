@@ -3,7 +3,7 @@
 import jax
 import pytest
 
-from experiments.benchmarks import attention, decode, generate, timing, train
+from experiments.benchmarks import attention, decode, greedy_text, timing, train
 from experiments.benchmarks.timing import Timing, Timings
 from jaxformer.errors import ConfigError
 from jaxformer.runtime import cpu_count
@@ -42,7 +42,7 @@ def test_the_environment_names_processor_and_versions():
     ("make", "said"),
     [
         (lambda: decode.DecodeOptions(rounds=0), "rounds=0, but it must be at least 1"),
-        (lambda: generate.GenerateWork(prompt_len=0), "prompt_len=0, but it must be at least 1"),
+        (lambda: greedy_text.GreedyText(prompt_len=0), "prompt_len=0, but it must be at least 1"),
         (lambda: attention.Shape(seq_len=0), "seq_len=0, but it must be at least 1"),
         (lambda: train.StepWork(attention_fn="fast"), "attention_fn='fast'"),
     ],
@@ -58,12 +58,3 @@ def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
     assert set(present.cases()) == {"jaxformer", train.REFERENCE, *train.NANOGPT}
     with pytest.raises(ConfigError, match="has no model.py: give the folder of a checkout"):
         train.load_nanogpt(tmp_path)
-
-
-def test_texts_that_differ_are_an_error():
-    one = TIMINGS.measured["peer"]
-    texts = {name: one._replace(metadata={"checksum": "1a"}) for name in ("jaxformer", "peer")}
-    generate.check_texts(Timings(texts, {}))
-    texts["peer"] = one._replace(metadata={"checksum": "2b"})
-    with pytest.raises(RuntimeError, match="texts differ.*'jaxformer': '1a', 'peer': '2b'"):
-        generate.check_texts(Timings(texts, {}))

@@ -35,6 +35,7 @@ from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, changed
 from tests.pretrained.models import LLAMA, PLAIN_BERT
+from tests.stored import stored
 
 T = 23
 TEXTS = [f"the {a} is {b} and {c}." for a in WORDS for b in WORDS for c in WORDS[:2] if a != b]
@@ -194,13 +195,13 @@ def test_a_classifier_of_a_run_learns_more_from_its_weights_and_is_exported(
     frozen = changed(config, name="frozen", optimizer__freeze="^backbone/")
     run = finetune.train(frozen).folder
     before = flatten(load_run(causal_run.folder).params)
-    after = flatten(Checkpoints(run / "checkpoints").restore_params(7))
+    after = flatten(stored(Checkpoints(run / "checkpoints"), 7))
     for path, leaf in after.items():
         if path.startswith("backbone/"):
             np.testing.assert_array_equal(leaf, before[path.removeprefix("backbone/")])
     assert json.loads((run / "parent.json").read_text())["run"] == str(causal_run.folder)
     scratch = finetune.train(changed(config, name="scratch", task__from_scratch=True)).folder
-    table = flatten(Checkpoints(scratch / "checkpoints").restore_params(7))
+    table = flatten(stored(Checkpoints(scratch / "checkpoints"), 7))
     assert not np.allclose(table["backbone/embedding/table"], before["embedding/table"], atol=0.05)
     learned = finetune.train(
         changed(config, name="learned", optimizer__total_steps=97, training__evaluate_every=0)

@@ -28,6 +28,7 @@ from jaxformer.errors import CheckpointError, Diverged
 from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.training.train_step import init_train_state, make_train_step
 from tests.experiments.commands import metrics_of
+from tests.stored import stored
 
 TOTAL = 17
 OPTIMIZER = optax.adam(0.1)
@@ -148,7 +149,7 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
         fit(run, STEP, first_state(), task_of(scripted_score))
         assert checkpoints.steps() == [2, 4, 5] and checkpoints.best_step() == 2
         assert "better in 3 evaluations: training ends at step 5 of" in capsys.readouterr().out
-        best = checkpoints.restore_params(2)
+        best = stored(checkpoints, 2)
 
         def validate(params, step):
             right = bool(np.all(params["w"] == best["w"]))
@@ -184,7 +185,7 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
     fitted(tmp_path)
     with Checkpoints(tmp_path / "checkpoints", keep=7) as checkpoints:
         checkpoints.annotate(10, {}, -1.0)
-        best = checkpoints.restore_params(10)
+        best = stored(checkpoints, 10)
         run = run_in(tmp_path, checkpoints)
         run = replace(run, watched=StoppingMetric("validation_bleu", -1.0))
         for is_lost in (("loss",), ("bleu", "loss")):

@@ -24,6 +24,7 @@ from jaxformer.text.data import StreamBatch
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, metrics_of
 from tests.experiments.tiny_runs import changed
+from tests.stored import stored
 
 pytestmark = pytest.mark.long
 
@@ -63,8 +64,8 @@ def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, 
     folder = train(changed(tuned, optimizer__total_steps=2)).folder
     assert ", 210 of them trained in adapters" in capsys.readouterr().out
     train(changed(tuned, optimizer__total_steps=3))
-    first = flatten(Checkpoints(parent / "checkpoints").restore_params(7, tree="ema"))
-    last = flatten(Checkpoints(folder / "checkpoints").restore_params(3))
+    first = flatten(stored(Checkpoints(parent / "checkpoints"), 7, tree="ema"))
+    last = flatten(stored(Checkpoints(folder / "checkpoints"), 3))
     assert {path for path in last if path not in first} == {
         f"decoder/blocks_0/{name}/kernel_lora/{leaf}"
         for name in ("attention/query", "feed_forward/down")
@@ -72,7 +73,7 @@ def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, 
     }
     for path, leaf in first.items():
         np.testing.assert_array_equal(leaf, last[path])
-    state = flatten(Checkpoints(folder / "checkpoints").restore_params(3, tree="opt_state"))
+    state = flatten(stored(Checkpoints(folder / "checkpoints"), 3, tree="opt_state"))
     assert all("kernel_lora" in path for path, leaf in state.items() if leaf.ndim)
     merged = flatten(load_run.load_run(folder).params)
     assert merged.keys() == first.keys()
@@ -102,8 +103,8 @@ def test_the_schedule_and_the_rate_are_those_of_the_new_run(base, parent):
     assert sorted(rates) == [4, 5, 6] and 0.05 < rates[5] < rates[4] < 0.5
     note = {"how": "continue_from", "run": str(parent), "steps": [3]}
     assert Record(child / "parent.json").read() == note
-    after = Checkpoints(child / "checkpoints").restore_params(6)
-    before = Checkpoints(parent / "checkpoints").restore_params(3)
+    after = stored(Checkpoints(child / "checkpoints"), 6)
+    before = stored(Checkpoints(parent / "checkpoints"), 3)
     moved = jax.tree.map(lambda a, b: np.abs(a - b).max(), after, before)
     assert max(jax.tree.leaves(moved)) > 0.1, "Adam moves by the rate of the new run"
 

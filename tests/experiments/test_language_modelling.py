@@ -27,6 +27,7 @@ from jaxformer.text.data import open_tokens, write_tokens
 from tests.experiments.commands import call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, changed
 from tests.experiments.trained_runs import copied, loaded_once
+from tests.stored import stored
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +99,7 @@ def test_the_weights_are_the_mean_of_the_last_moving_averages_or_the_best_one(ru
     steps = json.loads((run.folder / "weights.json").read_text())["steps"]
     checkpoints = Checkpoints(run.folder / "checkpoints")
     assert steps in ([6, 7], [checkpoints.best_step()])
-    averages = [checkpoints.restore_params(step, tree="ema") for step in steps]
+    averages = [stored(checkpoints, step, tree="ema") for step in steps]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / len(leaves), *averages)
     jax.tree.map(assert_equal, load_run.load_run(run.folder).params, mean)
 
@@ -238,7 +239,7 @@ def test_a_masked_model_sees_no_rows_that_overlap_and_no_text_without_a_mask(mas
 
 
 def test_pairs_of_pieces_are_learned_with_a_head_of_their_own(masked):
-    steps = [Checkpoints(masked.folder / "checkpoints").restore_params(n) for n in (3, 5)]
+    steps = [stored(Checkpoints(masked.folder / "checkpoints"), n) for n in (3, 5)]
     kernels = [params["next_sentence"]["kernel"] for params in steps]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
     with pytest.raises(ConfigError, match="next_sentence=True needs objective='masked', a pooler"):

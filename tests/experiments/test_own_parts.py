@@ -44,6 +44,7 @@ from jaxformer.training.losses import causal_loss, seq2seq_loss
 from tests.experiments import own_parts
 from tests.experiments.commands import call, metrics_of
 from tests.experiments.tiny_runs import changed, language_config, translation_config
+from tests.stored import stored
 
 pytestmark = pytest.mark.long
 
@@ -175,7 +176,7 @@ def likelihood(run, params, name):
 def test_a_language_model_is_validated_selected_and_scored_as_it_was_trained(language):
     checkpoints = Checkpoints(language.folder / "checkpoints")
     validation = metrics_of(language.folder, "validation_loss")[1]
-    nats, tokens, ids = likelihood(language, checkpoints.restore_params(2), "validation")
+    nats, tokens, ids = likelihood(language, stored(checkpoints, 2), "validation")
     assert validation["step"] == 2 and validation["validation_loss"] == nats / tokens
     # Validation reports the standard loss, one's own, and its auxiliary sums per token.
     assert validation["validation_custom_loss"] == pytest.approx(2.0 * nats / tokens)
@@ -208,7 +209,7 @@ def test_a_step_takes_batches_loss_schedule_and_optimizer_of_ones_own(language):
     assert language.lines[0]["ids"] == pytest.approx(labels.mean(), rel=1e-5)
     checkpoints = Checkpoints(language.folder / "checkpoints")
     close = partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-5)
-    jax.tree.map(close, checkpoints.restore_params(1), params)
+    jax.tree.map(close, stored(checkpoints, 1), params)
     assert checkpoints.metadata()["data"] == "counting"
 
 
@@ -299,7 +300,7 @@ def test_a_translation_is_validated_and_scored_by_the_model_that_was_trained(tra
     checkpoints = Checkpoints(translation.folder / "checkpoints")
     samples = read_table(translation.folder / "samples" / "validation-1.tsv")
     greedy = replace(loaded.config.search, beam_size=1)
-    assert samples["model"] == expected(checkpoints.restore_params(1), greedy)
+    assert samples["model"] == expected(stored(checkpoints, 1), greedy)
     best = expected(loaded.params, loaded.config.search)
     options = {"--run": translation.folder, "--output": tmp_path / "out.txt"}
     texts = {"--source": source, "--target": target}

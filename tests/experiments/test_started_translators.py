@@ -28,6 +28,7 @@ from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of
 from tests.experiments.tiny_runs import changed
 from tests.pretrained.models import T5, inputs_of, model_of, word_tokenizer
+from tests.stored import stored
 
 library = pytest.importorskip("tokenizers", reason="needs the extra experiments")
 pytest.importorskip("safetensors", reason="needs the extra experiments")
@@ -197,8 +198,8 @@ def test_a_run_is_learned_from_with_its_own_tokenizers(translation_run, tmp_path
         training__evaluate_every=0,
     )
     run = train.train(config)
-    before = flatten(Checkpoints(translation_run.folder / "checkpoints").restore_params(6))
-    after = flatten(Checkpoints(run.folder / "checkpoints").restore_params(2))
+    before = flatten(stored(Checkpoints(translation_run.folder / "checkpoints"), 6))
+    after = flatten(stored(Checkpoints(run.folder / "checkpoints"), 2))
     kept = {path for path in after if np.array_equal(after[path], before[path])}
     assert kept == {path for path in after if path.startswith("decoder/")}
     loaded = load_run(run.folder)

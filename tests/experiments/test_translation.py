@@ -28,6 +28,7 @@ from tests.experiments.commands import call, options, refused
 from tests.experiments.events import events
 from tests.experiments.tiny_runs import TOO_LONG, changed
 from tests.experiments.trained_runs import copied, loaded_once
+from tests.stored import stored
 
 ROOT = Path(__file__).parents[2]
 
@@ -224,7 +225,7 @@ def test_an_ensemble_of_a_run_with_itself_translates_as_the_run(run, tmp_path):
 
 def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, pairs):
     found = load_run.load_run(run.folder, RunOptions(step=3)).params
-    stored = Checkpoints(run.folder / "checkpoints").restore_params(3)
+    stored = stored(Checkpoints(run.folder / "checkpoints"), 3)
     jax.tree.map(np.testing.assert_array_equal, found, stored)
     forced = pairs | {"--forced": True}
     printed = [

@@ -26,6 +26,7 @@ from jaxformer.distributed import CompiledStep
 from jaxformer.storage import to_path
 from tests.faults import children, states
 from tests.faults.children import Child
+from tests.stored import stored
 
 Tell = Callable[[Any], None]
 Around = Callable[[Tell], AbstractContextManager[Any]]
@@ -190,7 +191,7 @@ def left(place: Path) -> dict:
     newest = checkpoints.newest_step()
     leaves = manifest.read(checkpoints.folder / str(newest)).leaves
     parts = sorted({path.split("/")[0] for path in leaves})
-    state = {part: states.as_bytes(checkpoints.restore_params(tree=part)) for part in parts}
+    state = {part: states.as_bytes(stored(checkpoints, tree=part)) for part in parts}
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     for line in lines:
         for name in ("tokens_per_second", "data_wait"):

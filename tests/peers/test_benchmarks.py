@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.benchmarks import attention, decode, generate, timing, train
+from experiments.benchmarks import attention, decode, greedy_text, timing, train
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
 
@@ -121,14 +121,17 @@ def test_an_attention_function_and_pytorch_differentiate_the_same_attention(asse
 
 
 @pytest.mark.parametrize("prompt", [1, 5])
-def test_our_text_and_that_of_the_pytorch_loop_are_the_likeliest_tokens(torch, prompt):
-    work = generate.GenerateWork(gpt(2, 16, 29, 19), batch_size=3, prompt_len=prompt)
-    ours, theirs = generate.jax_sample(work), generate.torch_loop(work)
-    written = ours.run()
+def test_the_greedy_text_is_what_the_pytorch_reference_finds_likeliest(torch, prompt):
+    work = greedy_text.GreedyText(gpt(2, 16, 29, 19), batch_size=3, prompt_len=prompt)
+    case = greedy_text.jax_sample(work)
+    written = case.run()
     assert written.shape == (3, 19 - prompt) and len(np.unique(written)) > 3
-    assert theirs.run().tolist() == theirs.run().tolist() == written.tolist()
-    assert theirs.metadata["threads"] == 1 and theirs.metadata["tokens"] == written.size
-    reference = generate.reference_of(work.model).eval()
+    assert case.metadata["tokens"] == written.size
+    from experiments.torch_reference import weights
+    from experiments.torch_reference.gpt import GPT
+
+    reference = GPT(work.model).eval()
+    weights.load_params(greedy_text.params_of(work.model), reference, work.model)
     text = torch.tensor(np.concatenate([work.prompts(), written], axis=1))
     likeliest = reference(text[:, :-1]).argmax(-1)[:, prompt - 1 :]
     assert likeliest.tolist() == written.tolist()

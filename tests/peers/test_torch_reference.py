@@ -1,6 +1,5 @@
 """The models in PyTorch are ours, and so are the runs that it trains. Run with `-m peer`."""
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +14,7 @@ from experiments.harness.results.comparing import compare as compare_runs
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
-from experiments.torch_reference import compare, train, weights
+from experiments.torch_reference import train, weights
 from experiments.translation import load_run as translation_run
 from experiments.translation import train as translation_train
 from jaxformer.config import (
@@ -160,9 +159,10 @@ def test_logits_loss_and_gradients_are_the_references_and_weights_come_back(
     assert_trees_equal(weights.gradients_of(reference, config), grads, assert_equal)
 
 
-def test_ten_updates_are_the_references(random_params, assert_equal):
-    """With the GPT; the comparison below has the Transformer's."""
-    side, learning = SIDES["gpt"], replace(LEARNING, grad_clip_norm=1.0, weight_decay=0.1)
+@pytest.mark.parametrize("side", SIDES.values(), ids=SIDES)
+def test_ten_updates_are_the_references(side, random_params, assert_equal):
+    # A key's bias has a gradient of rounding alone: with a large eps Adam does not follow it.
+    learning = replace(LEARNING, grad_clip_norm=1.0, weight_decay=0.1, eps=1e-3)
     model, params, reference = side.pair(random_params, side.config)
     trainer = Trainer(reference, learning)
     optimizer = make_optimizer(learning, axes=parameter_axes(model))
@@ -276,22 +276,6 @@ def reversed_words(tmp_path_factory):
     )
 
 
-def test_the_comparison_prints_and_keeps_that_the_two_are_one(reversed_words, tmp_path, capsys):
-    preset = compare.presets()["grammar"]
-    model, data = reversed_words.model, reversed_words.data
-    runs = str(tmp_path / "runs")
-    compare.main(replace(preset, model=model, data=data, steps=4, runs=runs))
-    folder = tmp_path / "runs" / "torch_reference" / "grammar"
-    found = json.loads((folder / "comparison.json").read_text())
-    assert found["agreement"]["logits"] < 1e-5
-    assert 0.0 < found["agreement"]["gradient"] < 1e-4
-    course = found["trajectory"]
-    assert len(course["jaxformer"]) == len(course["reference"]) == 4
-    np.testing.assert_allclose(course["jaxformer"], course["reference"], rtol=1e-4)
-    assert 0.0 < course["weights"] < 0.05  # Adam follows gradients that are only rounding, too
-    assert f"{course['jaxformer'][0]:.4f}" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("experiment", ["language_modelling", "translation"])
 def test_a_run_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(experiment, request):
     ours, load_run, kind, config, metric = {
@@ -331,7 +315,6 @@ def test_options_that_only_jaxformer_has_and_a_missing_torch_are_named(
     with pytest.raises(ConfigError, match=r"training.z_loss=0.5 is not supported by"):
         train.main(replace(reversed_words, training=z_loss))
     monkeypatch.setitem(sys.modules, "torch", None)
-    commands = (train, characters), (train, reversed_words), (compare, compare.presets()["grammar"])
-    for command, config in commands:
+    for config in (characters, reversed_words):
         with pytest.raises(MissingExtra, match="torch is needed but not installed"):
-            command.main(config)
+            train.main(config)

@@ -13,7 +13,6 @@ from jaxformer.text.tokenizers.load_tokenizer import (
     has_tokenizer,
     load,
     load_pair,
-    load_standard,
 )
 from jaxformer.text.tokenizers.tokenizer import (
     BOS,
@@ -44,7 +43,6 @@ __all__ = [
     "digest",
     "has_tokenizer",
     "load",
-    "load_standard",
     "load_pair",
     "require_standard_ids",
     "train_bpe",

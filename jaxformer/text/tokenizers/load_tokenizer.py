@@ -19,7 +19,6 @@ from jaxformer.text.tokenizers.tokenizer import (
     Tokenizer,
     config_path,
     find_role,
-    require_standard_ids,
 )
 
 if TYPE_CHECKING:
@@ -112,15 +111,6 @@ def digest(folder: str | os.PathLike[str]) -> str:
     paths = sorted(to_path(folder).glob("*.json"), key=lambda path: path.name)
     files = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
     return hashlib.sha256(json.dumps(files).encode()).hexdigest()
-
-
-def load_standard(path: str | os.PathLike[str]) -> Tokenizer:
-    """Like `load`; raises `DataError` unless `require_standard_ids` accepts the tokenizer."""
-    tokenizer = load(path)
-    try:
-        return require_standard_ids(tokenizer)
-    except DataError as error:
-        raise DataError(f"{path}: {error}") from error
 
 
 def _read_json(path: Path) -> "tokenizers.Tokenizer":
