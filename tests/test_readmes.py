@@ -1,9 +1,11 @@
 """The READMEs and guides are true: their commands parse, what they name or link exists."""
 
+import io
 import re
 import runpy
 import shlex
 import sys
+import tokenize
 import warnings
 from functools import cache
 from pathlib import Path
@@ -108,6 +110,39 @@ def test_what_a_readme_names_or_links_exists(page):
     named = re.findall(r"`(test_\w+)`", text)
     absent += [name for name in named if f"def {name}(" not in tests and "flickr" not in name]
     assert not absent
+
+
+@cache
+def names_of_the_code() -> set[str]:
+    """The names in our code, without its comments and docstrings, and words of its strings."""
+    names: set[str] = set()
+    for folder in ("experiments", "jaxformer"):
+        for path in (ROOT / folder).rglob("*.py"):
+            names.add(path.stem)
+            for token in tokenize.generate_tokens(io.StringIO(path.read_text("utf-8")).readline):
+                is_short = token.type == tokenize.STRING and not token.string.startswith('"""')
+                if token.type == tokenize.NAME or is_short:
+                    names |= set(re.findall(r"\w+", token.string))
+    return names
+
+
+ELSEWHERE = {
+    *("fn", "jacfwd", "linearize", "null", "srun"),  # of JAX, JSON and Slurm
+    *("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"),  # of PyTorch
+    *("after_attention", "after_cross_attention", "after_feed_forward"),  # a tap's, as it runs
+    *("validation_NAME", "validation_custom_loss"),  # a metric's
+    "my_parts",  # a reader's
+}
+"""Names in pages that stand nowhere in our code."""
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_name_in_a_page_exists(page):
+    spans = re.findall(r"`([A-Za-z_][\w.]*)(?:\([^`]*\))?`", prose(page))
+    words = {word for span in spans for word in span.split(".") if word}
+    flags = {word for word in words if word.removeprefix("no_") in names_of_the_code()}
+    tests = {word for word in words if word.startswith("test_")}  # see the test before
+    assert words - tests - flags - ELSEWHERE - names_of_the_code() == set()
 
 
 @pytest.mark.parametrize("command, args", COMMANDS)

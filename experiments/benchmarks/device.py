@@ -1,12 +1,11 @@
 """Checks a device: `python -m experiments.benchmarks.device`.
 
 Attention functions, products, collectives of the mesh, a training step and a decoding step: each is
-compared with the truth, then timed. Prints a table to paste into an issue, adds a line for each
-number to results.jsonl, and ends with code 1 where a check failed. Of several hosts each starts it,
-with the options of `train`.
+compared with the truth, then timed. Prints a table to paste into an issue, writes all numbers to
+RUNS/benchmarks/NAME.json, and ends with code 1 where a check failed. Of several hosts each starts
+it, with the options of `train`.
 """
 
-import datetime
 import math
 import sys
 import textwrap
@@ -25,7 +24,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks.attention import Shape, find_attention, jax_attention
 from experiments.benchmarks.greedy_text import GreedyText, jax_sample
-from experiments.benchmarks.timing import Case, CaseFailed
+from experiments.benchmarks.timing import Case, CaseFailed, environment
 from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
 from experiments.harness import cli
 from experiments.harness.cli import display
@@ -37,12 +36,12 @@ from experiments.harness.training.chips import ACCELERATORS, DEVICE_KINDS, peak_
 from experiments.harness.training.device_check import compare, compare_products
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.training_config import DeviceChoice
-from experiments.results import FILE, Result, append
 from jaxformer import __version__
 from jaxformer.config import Count, Positive, with_fields
 from jaxformer.distributed import Strategy, single
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import KERNELS, AttentionSpec, DeviceInfo
+from jaxformer.records import write_json
 from jaxformer.runtime import setup_process
 
 CHECKS = ("attention", "products", "collectives", "training", "decoding")
@@ -92,8 +91,10 @@ class DeviceOptions(DeviceChoice):
     """The generation, on one device."""
     repetitions: Count = 10
     """Repetitions of each measurement, after one that is not counted."""
-    results: Path = Path(__file__).with_name(FILE)
-    """File to which a line for each number is added, in place of an earlier one."""
+    name: str = "device"
+    """Name of the result file, RUNS/benchmarks/NAME.json."""
+    runs: str = "runs"
+    """Folder of all runs."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -116,7 +117,7 @@ PRESETS = {
         work=StepWork(model=_SMALL, batch_size=2, seq_len=13, attention_fn="auto"),
         decoding=GreedyText(model=replace(_SMALL, max_len=19), batch_size=2, prompt_len=5),
         repetitions=1,
-        results=Path("runs/benchmarks/results.jsonl"),
+        name="device_small",
     ),
 }
 
@@ -134,7 +135,7 @@ Measure = Callable[[], dict[str, float]]
 
 
 def main(options: DeviceOptions) -> None:
-    """Checks, prints the table, adds to the file; exits with code 1 where a check failed."""
+    """Checks, prints the table, writes the file; exits with code 1 where a check failed."""
     with distributed.joined(options), display.opened():
         setup = setup_process()
         devices = choose_devices(options.strategy, options.mesh, setup.compiler_options)
@@ -142,7 +143,7 @@ def main(options: DeviceOptions) -> None:
         for name, measure in checks(options, devices):
             rows.append(together(checked(name, measure)))
             if distributed.is_first():  # at once: a later check may be cut off
-                record(rows[-1], devices, options.results)
+                write(rows, devices, options)
         print(describe(rows, devices, options), flush=True)
     failed = sum(bool(row.failure) for row in rows)
     if failed:
@@ -364,25 +365,12 @@ def named(devices: Strategy) -> str:
     return f"{devices.mesh.size} x {' and '.join(kinds)}"
 
 
-def record(row: Row, devices: Strategy, path: Path) -> None:
-    """Adds a line for each number to the file `path`, with today's date."""
+def write(rows: list[Row], devices: Strategy, options: DeviceOptions) -> None:
+    """Writes the outcomes so far, with the environment, to RUNS/benchmarks/NAME.json."""
+    path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    where = named(devices)
-    lines = [
-        Result(
-            table="device",
-            system=f"{where}, {row.check}",
-            metric=unit,
-            score=number,
-            seeds=[],
-            command="python -m experiments.benchmarks.device",
-            versions=_VERSIONS,
-            device=where,
-            date=datetime.datetime.now(datetime.UTC).date().isoformat(),
-        )
-        for unit, number in row.numbers.items()
-    ]
-    append(path, lines)
+    where = {"devices": named(devices), "processes": jax.process_count(), **environment()}
+    write_json(path, {"environment": where, "checks": [row._asdict() for row in rows]})
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
 """The check of a device: what agrees is timed, what does not is named and ends with code 1."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
 from experiments.benchmarks import decode, device, train
 from experiments.harness import cli
-from experiments.results import read
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import reference
 from tests.two_processes import ended, start
@@ -26,9 +26,14 @@ def raising(*args, **options):
     raise NotImplementedError("no room for this shape")
 
 
+def written(tmp_path):
+    """The checks in the file of a small check."""
+    return json.loads((tmp_path / "benchmarks" / "device_small.json").read_text())["checks"]
+
+
 def checked(tmp_path, **fields):
     """The exit code of a small check."""
-    options = replace(device.PRESETS["small"], results=tmp_path / "results.jsonl", **fields)
+    options = replace(device.PRESETS["small"], runs=str(tmp_path), **fields)
     return cli.run(lambda: device.main(options))
 
 
@@ -50,10 +55,10 @@ def test_a_kernel_that_is_wrong_and_one_that_raises_have_failed_and_the_others_a
     assert f"FAILED attention {HERE}:scaled: causal: values differ by 1.0e-02 of the" in said
     assert f"{HERE}:raising: causal: raised NotImplementedError: no room for this shape" in said
     assert said.endswith("for other devices: tpu_flash")
-    lines = read(tmp_path / "results.jsonl")
-    assert {line.system.rpartition(", ")[2] for line in lines} == set(list(outcomes)[2:])
-    assert {line.metric for line in lines} == {"kinds", "ms", "TFLOP/s"}
-    assert all(line.table == "device" and line.score > 0 for line in lines)
+    rows = written(tmp_path)
+    assert [bool(row["failure"]) for row in rows] == [True, True, False, False, False]
+    assert set().union(*(row["numbers"] for row in rows)) == {"kinds", "ms", "TFLOP/s"}
+    assert all(number > 0 for row in rows for number in row["numbers"].values())
 
 
 def test_numbers_are_on_record_when_a_later_check_is_cut_off(tmp_path, monkeypatch):
@@ -63,14 +68,14 @@ def test_numbers_are_on_record_when_a_later_check_is_cut_off(tmp_path, monkeypat
     monkeypatch.setattr(device, "products", cut_off)
     names = ("blockwise",)
     assert checked(tmp_path, only=("attention", "products"), attention_fns=names) != 0
-    lines = read(tmp_path / "results.jsonl")
-    assert {line.metric for line in lines} == {"kinds", "ms", "TFLOP/s"}
+    (row,) = written(tmp_path)
+    assert row["check"] == "attention blockwise"
+    assert row["numbers"].keys() == {"kinds", "ms", "TFLOP/s"}
 
 
 def numbers(tmp_path):
-    """The units of what was recorded, by check."""
-    lines = read(tmp_path / "results.jsonl")
-    return {(line.system.rpartition(", ")[2], line.metric) for line in lines}
+    """Check and unit of each number that was written."""
+    return {(row["check"], unit) for row in written(tmp_path) for unit in row["numbers"]}
 
 
 @pytest.mark.long
@@ -93,7 +98,7 @@ def test_a_step_with_wrong_attention_has_other_losses():
 @pytest.mark.long
 def test_collectives_and_a_step_on_eight_devices_agree_with_one_and_are_timed(tmp_path):
     words = "-m experiments.benchmarks.device --preset small --only collectives training"
-    words += f" --strategy sharded --mesh data=2,fsdp=2,tensor=2 --results {tmp_path}/results.jsonl"
+    words += f" --strategy sharded --mesh data=2,fsdp=2,tensor=2 --runs {tmp_path}"
     (done,) = ended(start(*words.split(), devices=8))
     lines = [line.split() for line in done.out.splitlines() if "=2  " in line or "step " in line]
     outcomes = {(words[0], words[1]): words[2] for words in lines if words[2] in ("ok", "FAILED")}

@@ -21,7 +21,6 @@ from experiments.language_modelling import evaluate as language_evaluate
 from experiments.language_modelling import export, generate, load_run
 from experiments.language_modelling import train as language_modelling
 from experiments.language_modelling.presets import PRESETS
-from experiments.results import results_of
 from experiments.sweep import sweep
 from experiments.translation import evaluate, translate
 from experiments.translation import train as translation
@@ -32,6 +31,7 @@ from jaxformer.pretrained.run_weights import select_weights
 from jaxformer.storage import to_path
 from jaxformer.training.parameters import flatten
 from tests import buckets
+from tests.evidence.records import results_of
 from tests.experiments.commands import metrics_of
 from tests.experiments.tiny_runs import language_config, translation_config
 from tests.experiments.trained_runs import StopAt4

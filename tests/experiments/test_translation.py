@@ -225,8 +225,8 @@ def test_an_ensemble_of_a_run_with_itself_translates_as_the_run(run, tmp_path):
 
 def test_the_weights_of_a_step_are_those_of_its_checkpoint(run, pairs):
     found = load_run.load_run(run.folder, RunOptions(step=3)).params
-    stored = stored(Checkpoints(run.folder / "checkpoints"), 3)
-    jax.tree.map(np.testing.assert_array_equal, found, stored)
+    saved = stored(Checkpoints(run.folder / "checkpoints"), 3)
+    jax.tree.map(np.testing.assert_array_equal, found, saved)
     forced = pairs | {"--forced": True}
     printed = [
         call(evaluate, forced | more) for more in ({"--step": 3}, {"--checkpoint": "last"}, {})

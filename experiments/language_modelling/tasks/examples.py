@@ -39,7 +39,7 @@ def snippets(part: Part) -> list[tuple[str, str]]:
             raise DataError(
                 f"{root / package}: {len(ordered)} snippets of {LINES} lines for {part}, but "
                 f"{TEST_TEXTS} are needed: use a Python with its whole library, or give "
-                "--train FILE and --test FILE"
+                "--data.train FILE and --data.test FILE"
             )
         chosen = ordered if part == "train" else ordered[:TEST_TEXTS]
         labelled += [(package, text) for text in chosen]
