@@ -246,9 +246,9 @@ class Checkpoints:
 
         The result is nested dicts of numpy arrays. With `shardings`, such as those of a `Strategy`,
         the arrays are read to the devices that `shardings(tree of shapes)` says. Either way the
-        host holds, besides the result, a part of one array. The mean is summed in float64. Vaswani et al. 2017, section 6.1, average the last 5 (base) or 20
-        (big) checkpoints. The mean is that of adapters, which are then merged (see
-        `merge_adapters`).
+        host holds, besides the result, a part of one array. The mean is summed in float64; Vaswani
+        et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints. Adapters are
+        averaged, and then merged (see `merge_adapters`).
         """
         states = [self._steps.path(self._verified_step(step)) / "state" for step in steps]
         if not states:
