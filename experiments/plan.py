@@ -45,6 +45,8 @@ def main(args: Sequence[str]) -> None:
     count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
     if compiler == "cpu":
         planning.start_devices(count)
+    if compiler == "tpu":
+        planning.ask_for_schedules()
     devices = None if compiler == "cpu" else planning.devices(target, count)
     name = target.accelerator
     for paragraph in planning.report(config, training, name, count, compiler, devices):

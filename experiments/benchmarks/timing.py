@@ -242,8 +242,6 @@ def run_tables(
     The file is RUNS/benchmarks/NAME.json, with the options and the environment before the first
     measurement. Ratios are to the fastest of `peers`.
     """
-    if not options.interleaved:  # JAX takes 0.75 of a GPU's memory by default
-        os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.92")
     content = {"environment": environment(), "options": to_plain(options)}
     path = Path(options.runs) / "benchmarks" / f"{options.name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

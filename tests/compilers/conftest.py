@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.planning import devices, parse_target
+from experiments.harness.planning import ask_for_schedules, devices, parse_target
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.schedules import take_schedules
 from jaxformer import DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
 from jaxformer.nn.blocks import REMAT
@@ -27,11 +28,18 @@ def precision_of_users():
         yield
 
 
+@pytest.fixture(autouse=True)
+def no_schedules_of_earlier_tests():
+    """The schedules that libtpu writes are read once."""
+    take_schedules()
+
+
 @pytest.fixture(scope="session")
 def tpu_devices():
     """tpu_devices("v5e:4x4") -> the devices of that topology, to compile for."""
     if find_spec("libtpu") is None:
         pytest.skip("libtpu is not installed: pip install 'jaxformer[compilers]' (Python 3.12)")
+    ask_for_schedules()
 
     def devices_of(name: str) -> list[jax.Device]:
         target = parse_target(name)

@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from experiments.harness.planning.counting import moved_bytes
-from experiments.harness.planning.hlo import Instruction, Program
+from experiments.harness.planning.hlo import Program
 
 _NO_KERNELS = {
     "parameter",
@@ -46,20 +46,6 @@ def _cost(program: Program, computation: str) -> Cost:
         elif each.opcode in _NO_KERNELS:
             continue
         else:
-            more = Cost(moved_bytes(program, computation, each) - _unmoved(program, each), 1)
+            more = Cost(moved_bytes(program, computation, each), 1)
         total = Cost(total.bytes + more.bytes, total.kernels + more.kernels)
-    return total
-
-
-def _unmoved(program: Program, fusion: Instruction) -> float:
-    """Bytes of arrays that a fusion updates where they are, but for the update."""
-    if fusion.opcode != "fusion":
-        return 0.0
-    inside = program.computations[fusion.called[0]]
-    shapes = {each.name: each.shapes for each in inside}
-    total = 0.0
-    for each in inside:
-        if each.opcode in ("dynamic-update-slice", "scatter"):
-            update = shapes[each.operands[1 if each.opcode == "dynamic-update-slice" else 2]]
-            total += 2 * (each.shapes[0].bytes - update[0].bytes)
     return total

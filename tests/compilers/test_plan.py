@@ -6,6 +6,9 @@ import pytest
 
 from experiments import plan, registry, results
 from experiments.harness import cli, planning
+from experiments.harness.planning.counting import work
+from experiments.harness.planning.flash_kernels import seen_pairs
+from experiments.harness.planning.targets import TPUS
 
 pytestmark = pytest.mark.compiler
 
@@ -33,7 +36,9 @@ def test_a_chip_is_planned_with_flash_attention(tpu_devices, capsys):
     assert "compiled is not run" in text
     assert "that JAX may use on v5e: fits" in text
     assert "  attention         tpu_flash, for" in text
-    assert re.search(r"flash attention   [\d.e-]+ s, at least: its FLOPs at the peak", text)
+    assert re.search(r"flash attention   [\d.e-]+ s, the schedules of its kernels", text)
+    assert "attention kernels" not in text
+    assert "not cpu" not in text, "attention is chosen for the chip, also in the search"
     assert "  collectives       none" in text
     (mfu,) = re.findall(r"MFU (\d+\.\d)%", text)
     assert 0.0 < float(mfu) < 100.0
@@ -81,6 +86,14 @@ def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu
         if line.table == "compiled_growth" and line.metric == "M cycles" and "GPT-2" in line.system
     )
     assert cycles / config.training.parts / 1e6 == pytest.approx(known, rel=0.005)
+    time = planning.step_time(step.program, "v5e", specs, step.schedules)
+    assert time.attention_bound == 0
+    # bundles of the two kernels in 12 layers, read from their schedules by hand
+    attention = time.attention * TPUS["v5e"].clock / config.training.parts / 12
+    assert attention == pytest.approx(625e3 + 1_130e3, rel=0.1)
+    # the equations' products; attention is in kernels
+    weights = 12 * 12 * 768**2 + 768 * 50_257
+    assert work(step.program).flops == pytest.approx(6 * weights * 480 * 1_024, rel=0.02)
 
 
 def test_the_programs_of_a_run_of_bert_base_fit_with_flash_attention(tpu_devices, capsys):
@@ -108,3 +121,35 @@ def test_each_program_that_does_not_fit_is_said_with_what_to_change(tpu_devices,
     assert re.search(r"validation +\S+ [GT]B of .*: DOES NOT FIT", text)
     assert re.search(r"change: validation needs \S+ [GT]B: try --training.grad_accum", text)
     assert re.search(r"averaging +\S+ [kM]B of", text)
+
+
+SIZES = """
+    --model.vocab_size 2048 --model.d_model 256 --model.d_ff 1024 --model.num_heads 4
+    --model.max_len 512 --model.dtype bfloat16 --model.dropout_rate 0
+    --training.grad_accumulation 1 --training.attention_fn auto --optimizer.name adam
+"""
+FAMILIES = {
+    "gpt": "language_modelling --model.num_decoder_layers 1 "
+    "--data.batch_size 16 --data.seq_len 512",
+    "bert": "language_modelling --preset bert_tiny --model.num_encoder_layers 1 "
+    "--data.batch_size 16 --data.seq_len 512",
+    "translator": "translation --model.num_encoder_layers 1 --model.num_decoder_layers 1 "
+    "--data.batch_tokens 8192",
+}
+
+
+@pytest.mark.parametrize("mesh", ["data=1", "data=2,fsdp=2", "tensor=4", "fsdp=2,sequence=2"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_step_has_the_flops_of_the_equations_in_each_family_and_mesh(tpu_devices, family, mesh):
+    words = f"{FAMILIES[family]} {SIZES} --strategy sharded --mesh {mesh}".split()
+    experiment, config, _ = registry.parse(words, plan.PlanOptions(), "a test")
+    training = registry.planned(experiment.__name__)
+    devices = tpu_devices("v5e:2x2")[: 1 if mesh == "data=1" else 4]
+    step = next(planning.plan_run(config, training, devices).programs)
+    assert {call.name for call in step.attention} == {"tpu_flash"}
+    # One layer of each kind: the calls differ, and their products are in kernels.
+    rows = training.batch(config).example_ids.size
+    pairs = rows * sum(seen_pairs(call.spec) for call in step.attention)
+    attention = 3 * 4 * pairs * config.model.d_model
+    products = len(devices) * work(step.program).flops
+    assert products == pytest.approx(training.cost(config).flops - attention, rel=0.02)

@@ -20,7 +20,7 @@ from experiments.harness.planning.counting import work
 from experiments.harness.planning.report import advice, describe, describe_step
 from experiments.harness.planning.targets import Target
 from experiments.harness.training import Cost
-from experiments.harness.training.chips import Peak, peak_of
+from experiments.harness.training.chips import ACCELERATORS, DEVICE_KINDS, Peak, peak_of
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_cost
 from experiments.language_modelling import plan as language_plan
@@ -154,7 +154,7 @@ def test_no_batch_of_pairs_as_long_as_each_other_is_larger_than_the_planned_one(
 
 def test_a_program_says_whether_it_fits_and_the_step_what_it_costs():
     text = describe(program(), "l4", estimate=True)
-    assert text == "step                53.50 kB of 18.00 GB that JAX may use on l4: fits"
+    assert text == "step                53.50 kB of 21.60 GB that JAX may use on l4: fits"
     large = program(temporary=int(50e9))
     assert describe(large, "l4", estimate=True).endswith("l4: MAY NOT FIT")
     refused = describe(large._replace(shortage="Used 19G of 18G hbm."), "l4").splitlines()
@@ -168,8 +168,8 @@ def test_a_program_says_whether_it_fits_and_the_step_what_it_costs():
 @pytest.mark.parametrize(
     ("program", "words", "shards", "options"),
     [
-        (program(temporary=int(15e9)), "", 1, None),  # of 18 GB
-        # 60 GB in 8 parts are the first below half of 18 GB
+        (program(temporary=int(15e9)), "", 1, None),  # of 21.6 GB
+        # 60 GB in 8 parts are the first below half of 21.6 GB
         (
             program(arguments=int(60e9)),
             "",
@@ -183,13 +183,13 @@ def test_a_program_says_whether_it_fits_and_the_step_what_it_costs():
             ["--training.grad_accumulation 2", "--training.remat blocks", "--model.dtype bfloat16"],
         ),
         (
-            program("validation", 0, int(19e9)),
+            program("validation", 0, int(23e9)),
             "--training.grad_accumulation 6",
             4,
             ["--training.grad_accumulation 16", "--training.loss_chunk 1024"],
         ),
-        (program("sampling of 3", 0, int(19e9)), "", 1, ["--sampling.max_new_tokens 50"]),
-        (program("beam search of 64", 0, int(20e9)), "", 1, ["--translation.batch_size 32"]),
+        (program("sampling of 3", 0, int(23e9)), "", 1, ["--sampling.max_new_tokens 50"]),
+        (program("beam search of 64", 0, int(23e9)), "", 1, ["--translation.batch_size 32"]),
         (program("averaging", int(17e9)), "", 1, None),
     ],
 )
@@ -229,6 +229,10 @@ def test_a_target_says_its_devices_or_has_as_many_as_the_mesh():
     assert parse_target("3xv5e:2x4") == Target("v5e", 24, "2x4", slices=3)
     assert parse_target("h200x16") == Target("h200", 16, "")
     assert parse_target("h100").devices_of(12, "sharded") == 12
+    assert parse_target("a100_pcie_40gbx3") == Target("a100_pcie_40gb", 3, "")
+    # each of the two cores of a chip is a device
+    assert parse_target("tpu7x") == Target("tpu7x", 0, "")
+    assert parse_target("2xtpu7x:2x3x1") == Target("tpu7x", 24, "2x3x1", slices=2)
     assert parse_target("h100x5").devices_of(1, "replicated") == 5
     with pytest.raises(ConfigError, match="has 3 devices, but strategy='single' uses one"):
         parse_target("h100x3").devices_of(1, "single")
@@ -300,7 +304,7 @@ def test_a_peak_is_that_of_all_devices_by_their_own_name_and_none_for_an_unknown
     assert peak.total == 1_979e12
     assert "/ seconds / (2 x 989.5 TFLOP/s, NVIDIA H200, bfloat16)" in str(peak)
     assert peak_of(machine_of("NVIDIA A100-SXM4-40GB"), "float32").total == 156e12
-    for kinds in (("cpu",), ("NVIDIA H100 PCIe",), ("NVIDIA L4", "NVIDIA H200")):
+    for kinds in (("cpu",), ("NVIDIA GeForce RTX 3090",), ("NVIDIA L4", "NVIDIA H200")):
         peak = peak_of(machine_of(*kinds), "bfloat16")
         assert peak.each is peak.total is None
         assert str(peak).startswith("no mfu: the peak FLOP/s of ") and kinds[0] in str(peak)
@@ -327,3 +331,22 @@ def test_a_placed_batch_costs_what_its_rows_do_however_they_are_divided():
         encoder = 20 * 36 + 100 * 6 + 20 * 30
         decoder = 16 * 36 + 40 * 6 + 9 * (2 * 16 + 2 * 20) + 80 * 6 + 16 * 30
         assert seq2seq_cost(translator, pairs).flops == 3 * 2 * (encoder + decoder + 16 * 21)
+
+
+@pytest.mark.parametrize("name", targets.GPUS)
+def test_a_gpu_that_is_compiled_for_is_the_one_of_the_data_sheet(name):
+    known, text = ACCELERATORS[name], targets.GPUS[name].read_text(encoding="utf-8")
+    facts = dict(re.findall(r"^ +(\w+): (.+)$", text, re.MULTILINE))
+    assert DEVICE_KINDS[facts["name"].strip('"')] == name
+    assert float(facts["memory_bandwidth"]) == pytest.approx(known.bandwidth, rel=0.01)
+    assert float(facts["device_memory_size"]) == pytest.approx(known.memory, rel=0.08)
+    # products of the matrix units: multiply-adds of a core, in a cycle, for each of its CUDA cores
+    rate = int(facts["core_count"]) * int(facts["fpus_per_core"]) * float(facts["clock_rate_ghz"])
+    assert 3.9 <= known.bfloat16 / (2 * rate * 1e9) <= 32
+    assert known.float32 == pytest.approx(known.bfloat16 / 2, rel=0.01)
+    assert known.share == cli.GPU_MEMORY_SHARE
+
+
+def test_all_machines_but_tpus_and_a_cpu_can_be_compiled_for():
+    assert {*ACCELERATORS} == {*targets.GPUS, *targets.TPUS, "cpu"}
+    assert {*DEVICE_KINDS.values()} == {*targets.GPUS, *targets.TPUS}

@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files, display
 from experiments.harness.cli.exit_codes import exit_code, run, sentence
+from experiments.harness.cli.gpu_memory import GPU_MEMORY_SHARE
 from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
 from jaxformer.config.checks import alternatives
 from jaxformer.errors import ConfigError
@@ -23,6 +24,7 @@ from jaxformer.storage import is_in_bucket, to_path
 T = TypeVar("T")
 
 __all__ = [
+    "GPU_MEMORY_SHARE",
     "config_files",
     "display",
     "exit_code",

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from experiments.harness.cli import display
+from experiments.harness.cli.gpu_memory import take_gpu_memory
 from jaxformer.errors import (
     CheckpointError,
     ConfigError,
@@ -49,9 +50,10 @@ def run(main: Callable[[], None]) -> int:
 
     A traceback stands before it for code 1 (but not where memory is short), and for an `OSError`
     that names no file. SIGTERM ends `main` with code 143. A reader that closes our standard output
-    early, as `head` does, is no error.
+    early, as `head` does, is no error. A command takes more of a GPU's memory than JAX does alone.
     """
     try:
+        take_gpu_memory()
         _show_all_characters()
         with _terminable(), warnings.catch_warnings():
             warnings.showwarning = _warn  # one sentence, without the line of a program

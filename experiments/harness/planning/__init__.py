@@ -2,6 +2,7 @@
 
 from experiments.harness.planning.compiling import PlannedTraining, plan_run
 from experiments.harness.planning.report import report
+from experiments.harness.planning.schedules import ask_for_schedules
 from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import (
     Compiler,
@@ -14,6 +15,7 @@ from experiments.harness.planning.targets import (
 __all__ = [
     "Compiler",
     "PlannedTraining",
+    "ask_for_schedules",
     "check_compiler",
     "devices",
     "parse_target",

@@ -2,12 +2,14 @@
 
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
 
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.schedules import Schedule, take_schedules
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.task import Cost, MakeStep
 from jaxformer.distributed import Strategy
@@ -59,7 +61,8 @@ class PlannedProgram(NamedTuple):
 
     `arguments` are the whole state and the program's batch, `results` those that do not reuse an
     argument's memory. `shortage` is the message of a compiler that refuses the program for want of
-    memory; then, and where nothing is compiled, `program` has no instructions.
+    memory; then, and where nothing is compiled, `program` has no instructions. `schedules` are
+    those of flash attention on a TPU by their instructions' names, where libtpu writes them.
     """
 
     name: str
@@ -69,6 +72,7 @@ class PlannedProgram(NamedTuple):
     attention: list[AttentionCall] = []
     program: Program = Program("")
     shortage: str = ""
+    schedules: Mapping[str, Schedule] = MappingProxyType({})
 
     @property
     def memory(self) -> int:
@@ -108,7 +112,9 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
         others = training.others(config, model, strategy, params)
         for name, lower in (lower_step | others).items():
             calls.clear()
-            lowered, attention = lower(), list(calls)
+            # A single device that is not here is in no mesh, and attention is chosen by the mesh.
+            with jax.set_mesh(strategy.mesh):
+                lowered, attention = lower(), list(calls)
             # The arguments of the step are the whole state, the other programs take its parameters.
             rest = 0 if name == "step" else held - bytes_per_device(params)
             share = TPU_SHARE if devices is None and name == "step" else 1.0
@@ -129,6 +135,7 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
                 int(share * counted.temp_size_in_bytes),
                 attention,
                 Program(compiled.as_text() or ""),
+                schedules=take_schedules(),
             )
         # At the end the state is gone: the best parameters, and the mean that is being read.
         yield PlannedProgram("averaging", 2 * bytes_per_device(state.params))

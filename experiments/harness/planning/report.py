@@ -139,7 +139,8 @@ def describe_step(
             "  of the program",
             [
                 f"{devices * done.flops:.3e} FLOPs of products on all devices, without attention "
-                f"kernels; {gigabytes(done.bytes)} moved per device"
+                f"kernels; {gigabytes(done.bytes)} read and written by the kernels of a device, in "
+                "memory or on the chip"
             ],
         )
     if estimate or accelerator not in TPUS:
@@ -153,16 +154,20 @@ def describe_step(
                 f"{ASSUMED_MFU:.0%}",
             ]
         )
-    time = step_time(step.program, accelerator, [call.spec for call in step.attention])
+    specs = [call.spec for call in step.attention]
+    time = step_time(step.program, accelerator, specs, step.schedules)
     clock = TPUS[accelerator].clock / 1e9
     parts = {
         "kernels": (time.kernels, f"the compiler's cycles at {clock:g} GHz"),
-        "flash attention": (time.attention, "at least: its FLOPs at the peak"),
+        "flash attention": (time.attention, "the schedules of its kernels"),
+        "attention kernels": (time.attention_bound, "at least: their FLOPs at the peak"),
         "collectives": (time.collectives, "modelled by link rate"),
         "asynchronous ones": (time.asynchronous, "which hide behind the kernels"),
         "between slices": (time.between_slices, "modelled by the network's rate"),
     }
-    lines.append(f"time per step       {time.total:.3g} s: a prediction, never measured")
+    lines.append(
+        f"time per step       {time.total:.3g} s, no waiting for memory: predicted, never measured"
+    )
     lines += [f"  {name:<17} {x:.3g} s, {how}" for name, (x, how) in parts.items() if x]
     speed = f"{cost.positions / time.total:,.0f} tokens per second"
     mfu = f"MFU {cost.flops / time.total / peak:.1%}"

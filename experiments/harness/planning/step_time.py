@@ -3,7 +3,8 @@
 The compiler estimates the cycles of each kernel that it makes itself. It estimates none for Mosaic
 kernels (flash attention), collectives and sorts, of which sorts are not counted:
 
-- Attention takes the time of its FLOPs at the peak of the matrix units, which is a lower bound.
+- Attention takes the cycles of its kernels' schedules, where libtpu writes them, else the time of
+  its FLOPs at the peak of the matrix units, which is a lower bound.
 - A collective sends its bytes around a ring at the rate of one axis of the chip's links.
   Asynchronous ones run while kernels compute, and count only where they take longer than these.
 - What goes to other slices takes a chip's share of the network, and nothing runs at the same time.
@@ -12,30 +13,36 @@ No figure of this model has been compared with a TPU. Waiting for memory is not 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-import numpy as np
-
 from experiments.harness.planning import counting
+from experiments.harness.planning.flash_kernels import MOSAIC, FlashKernel, seen_pairs
 from experiments.harness.planning.hlo import Instruction, Program
+from experiments.harness.planning.schedules import Schedule
 from experiments.harness.planning.targets import TPUS
 from experiments.harness.training.chips import ACCELERATORS
 from jaxformer.ops.attention import AttentionSpec
-
-_BACKWARD = 2.5
-"""Products of the backward pass of flash attention over the two of its forward pass: five."""
 
 
 class StepTime(NamedTuple):
     """Seconds of a step: of the compiler's kernels, and modelled ones of all else.
 
-    `cycles` sums the compiler's kernels. `between_slices` is the time of the network.
+    Attributes:
+      cycles: the sum of the compiler's kernels.
+      kernels: the seconds of these cycles.
+      attention: the seconds of flash attention by its kernels' schedules.
+      attention_bound: of kernels without a schedule, the seconds of their FLOPs at the peak.
+      collectives: the seconds of collectives during which nothing is computed.
+      asynchronous: the seconds of collectives that hide behind the kernels.
+      between_slices: the seconds of the network.
     """
 
     cycles: int
     kernels: float
     attention: float
+    attention_bound: float
     collectives: float
     asynchronous: float
     between_slices: float
@@ -43,47 +50,62 @@ class StepTime(NamedTuple):
     @property
     def total(self) -> float:
         """The seconds of all; asynchronous collectives hide behind the kernels."""
-        computed = self.kernels + self.attention
+        computed = self.kernels + self.attention + self.attention_bound
         return max(computed, self.asynchronous) + self.collectives + self.between_slices
 
 
-def step_time(program: Program, accelerator: str, specs: Sequence[AttentionSpec]) -> StepTime:
-    """The time of a step; `specs` are the attention calls of the model."""
-    core, figures = TPUS[accelerator], ACCELERATORS[accelerator]
-    cycles, attention = 0, 0.0
-    for times, _, _, each in program.executed:
-        cycles += times * each.cycles
-        if each.target == "tpu_custom_call":
-            attention += times * attention_flops(each, specs)
+def step_time(
+    program: Program,
+    accelerator: str,
+    specs: Sequence[AttentionSpec],
+    schedules: Mapping[str, Schedule] = MappingProxyType({}),
+) -> StepTime:
+    """The time of a step.
+
+    `specs` are the attention calls of the model, `schedules` are by their instructions' names.
+    """
+    chip, figures = TPUS[accelerator], ACCELERATORS[accelerator]
+    cycles, scheduled, flops = 0, 0.0, 0.0
+    equal: dict[FlashKernel, Schedule] = {}  # the compiler schedules one of equal kernels
+    for run in program.executed:
+        each = run.instruction
+        kernel = FlashKernel.read(program, run.computation, each, specs)
+        if kernel is not None and each.name in schedules:
+            equal[kernel] = schedules[each.name]
+    for run in program.executed:
+        each = run.instruction
+        cycles += run.times * each.cycles
+        if each.target != MOSAIC:
+            continue
+        kernel = FlashKernel.read(program, run.computation, each, specs)
+        if kernel is None:
+            flops += run.times * least_attention_flops(each, specs)
+        elif schedule := schedules.get(each.name) or equal.get(kernel):
+            scheduled += run.times * kernel.cycles(schedule)
+        else:
+            flops += run.times * kernel.flops
     waits = {True: 0.0, False: 0.0}
     for collective in counting.collectives(program):
-        waits[collective.asynchronous] += collective.sent / core.link
+        waits[collective.asynchronous] += collective.sent / chip.link
     return StepTime(
         cycles=cycles,
-        kernels=cycles / core.clock,
-        attention=attention / figures.bfloat16,
+        kernels=cycles / chip.clock,
+        attention=scheduled / chip.clock,
+        attention_bound=flops / figures.bfloat16,
         collectives=waits[False],
         asynchronous=waits[True],
-        between_slices=counting.between_slices(program) / core.network,
+        between_slices=counting.between_slices(program) / chip.network,
     )
 
 
-def attention_flops(kernel: Instruction, specs: Sequence[AttentionSpec]) -> float:
-    """FLOPs of a Mosaic kernel of attention on a device; 0 for a kernel without `specs`.
+def least_attention_flops(kernel: Instruction, specs: Sequence[AttentionSpec]) -> float:
+    """The least FLOPs of an unknown Mosaic kernel of attention; 0 without `specs`.
 
-    The result, or the gradient of the queries, has an element for each query, head and feature;
-    each takes part in two products with the keys that the query may see.
+    Its first result has an element for each query, head and feature. Each takes part in two
+    products with the keys that the query may see.
     """
     if not specs or not kernel.shapes:
         return 0.0
-    elements = max(math.prod(shape.sizes) for shape in kernel.shapes)
-    sizes = {size for shape in kernel.shapes for size in shape.sizes}
+    sizes = kernel.shapes[0].sizes
     spec = next((spec for spec in specs if spec.queries in sizes), specs[0])
-    backward = _BACKWARD if "transpose(" in kernel.op_name else 1.0
-    return backward * 4.0 * elements * seen_keys(spec)
-
-
-def seen_keys(spec: AttentionSpec) -> float:
-    """The mean number of keys that a query sees by the mask's positions."""
-    last = np.arange(spec.queries) + 1 if spec.causal else np.full(spec.queries, spec.keys)
-    return float(np.minimum(last, spec.window or spec.keys).mean())
+    return 4.0 * math.prod(sizes) * seen_pairs(spec) / spec.queries

@@ -45,6 +45,7 @@ class TpuCore(NamedTuple):
     link: float
     network: float
     host: str  # a topology to compile for one chip, whose first device is used
+    devices: int = 1  # of a chip, as JAX sees it
 
 
 TPUS = {
@@ -53,6 +54,8 @@ TPUS = {
     # 8 matrix units in two cores, which JAX sees as one device.
     "v5p": TpuCore(1.75e9, 1.8e11, 6.25e9, "2x2x1"),
     "v6e": TpuCore(1.75e9, 1.8e11, 12.5e9, "1x1"),
+    # One of the two cores of a chip, with half of its links; 4 matrix units.
+    "tpu7x": TpuCore(2.2e9, 0.9e11, 6.25e9, "1x1x1", devices=2),
 }
 
 
@@ -64,8 +67,8 @@ that takes one by its name."""
 class Target(NamedTuple):
     """Devices by name: `h100`, `h100x8`, `v5e`, `v5e:4x4`, `2xv5e:4x4` (two slices).
 
-    `count` is the number of devices, 0 where the name does not say one. `topology` is that of each
-    of `slices` of TPUs, such as "4x4", else "".
+    `count` is the number of devices, 0 where the name does not say one; a chip of `tpu7x` is two.
+    `topology` is that of each of `slices` of TPUs, such as "4x4", else "".
     """
 
     accelerator: str
@@ -98,6 +101,7 @@ def parse_target(name: str) -> Target:
             "h100x8, several chips of a TPU as v5e:4x4, slices of them as 2xv5e:4x4"
         )
     count = math.prod(map(int, topology.split("x"))) if topology else int(number or 0)
+    count *= TPUS[accelerator].devices if topology else 1
     count *= int(slices or 1)
     if count == 0 and (topology or number):
         raise ConfigError(f"target={name!r} has no devices: give at least one")

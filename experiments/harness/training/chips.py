@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from experiments.harness.cli import GPU_MEMORY_SHARE
 from jaxformer.distributed import Strategy
 
 
@@ -25,25 +26,44 @@ class Accelerator(NamedTuple):
         return self.memory * self.share
 
 
-# JAX uses 0.75 of a GPU's memory by default (XLA_PYTHON_CLIENT_MEM_FRACTION; docs.jax.dev, "GPU
-# memory allocation") and all of a TPU's.
-_GPU, _TPU = 0.75, 1.0
+_GPU, _TPU = GPU_MEMORY_SHARE, 1.0
 
-
+# TFLOPS of NVIDIA's data sheets are with sparsity where they say so; half of these are without.
 ACCELERATORS = {
-    # NVIDIA H100 datasheet, SXM: 1,979 and 989 TFLOPS with sparsity, half without.
+    # NVIDIA Blackwell architecture technical brief, HGX B200 and GB200 NVL72: 4.5 and 5 PFLOPS with
+    # sparsity in bfloat16, half in TF32. Memory: 1.44 TB of 8, 372 GB of 2.
+    "b200": Accelerator(2_250e12, 1_125e12, 180e9, 7.7e12, _GPU),
+    "gb200": Accelerator(2_500e12, 1_250e12, 186e9, 8e12, _GPU),
+    # NVIDIA HGX B300 datasheet: the arithmetic of B200 in 16 and 32 bits, 2.3 TB of 8.
+    "b300": Accelerator(2_250e12, 1_125e12, 288e9, 8e12, _GPU),
+    # NVIDIA H100 datasheet: SXM 1,979 and 989 TFLOPS with sparsity, NVL 1,671 and 835; PCIe of its
+    # edition of 2022: 1,513 and 756.
     "h100": Accelerator(989.5e12, 494.7e12, 80e9, 3.35e12, _GPU),
+    "h100_nvl": Accelerator(835.5e12, 417.5e12, 94e9, 3.9e12, _GPU),
+    "h100_pcie": Accelerator(756.5e12, 378e12, 80e9, 2e12, _GPU),
     # NVIDIA H200 datasheet, SXM: the arithmetic of an H100.
     "h200": Accelerator(989.5e12, 494.7e12, 141e9, 4.8e12, _GPU),
-    # NVIDIA A100 datasheet, SXM 80 GB.
+    # NVIDIA A100 datasheet: SXM with 80 and 40 GB, PCIe with 80 and 40 GB.
     "a100": Accelerator(312e12, 156e12, 80e9, 2.039e12, _GPU),
-    # NVIDIA L4 datasheet: 242 and 120 TFLOPS with sparsity, half without.
+    "a100_40gb": Accelerator(312e12, 156e12, 40e9, 1.555e12, _GPU),
+    "a100_pcie": Accelerator(312e12, 156e12, 80e9, 1.935e12, _GPU),
+    "a100_pcie_40gb": Accelerator(312e12, 156e12, 40e9, 1.555e12, _GPU),
+    # NVIDIA L4 datasheet: 242 and 120 TFLOPS with sparsity.
     "l4": Accelerator(121e12, 60e12, 24e9, 300e9, _GPU),
+    # NVIDIA RTX Blackwell PRO whitepaper, the Workstation Edition without Max-Q: 1,007.6 and 503.8
+    # TFLOPS with sparsity. NVIDIA Ada and Ampere GPU architecture whitepapers, RTX 6000 Ada and
+    # RTX A6000: 728.5 and 364.2, 309.7 and 154.8.
+    "rtx_pro_6000": Accelerator(503.8e12, 251.9e12, 96e9, 1.792e12, _GPU),
+    "rtx_6000_ada": Accelerator(364.2e12, 182.1e12, 48e9, 960e9, _GPU),
+    "rtx_a6000": Accelerator(154.8e12, 77.4e12, 48e9, 768e9, _GPU),
     # Google Cloud documentation, "TPU v5e", "TPU v5p" and "TPU v6e": a chip. The memory of v5e and
     # v6e is what libtpu 0.0.52 leaves to programs: 15.75 and 31.24 GiB.
     "v5e": Accelerator(197e12, 197e12, 15.75 * 2**30, 800e9, _TPU),
     "v5p": Accelerator(459e12, 459e12, 95e9, 2_765e9, _TPU),
     "v6e": Accelerator(918e12, 918e12, 31.24 * 2**30, 1_600e9, _TPU),
+    # Google Cloud documentation, "TPU7x (Ironwood)": half a chip of 2,307 TFLOPS, 192 GiB and
+    # 7,380 GB/s, because JAX sees each of its two cores as a device.
+    "tpu7x": Accelerator(1_153.5e12, 1_153.5e12, 96 * 2**30, 3_690e9, _TPU),
     # No product: 2 cores at 2.6 GHz, each 2 AVX2 multiply-adds of 8 float32 a cycle (16 x 2 FLOP),
     # one channel of DDR4-3200 (JEDEC: 25.6 GB/s), 16 GB; bfloat16 is computed as float32.
     "cpu": Accelerator(166e9, 166e9, 16e9, 25.6e9, 1.0),
@@ -51,17 +71,28 @@ ACCELERATORS = {
 
 
 DEVICE_KINDS = {
+    "NVIDIA B200": "b200",
+    "NVIDIA GB200": "gb200",
+    "NVIDIA B300 SXM6 AC": "b300",
     "NVIDIA H100 80GB HBM3": "h100",
+    "NVIDIA H100 NVL": "h100_nvl",
+    "NVIDIA H100 PCIe": "h100_pcie",
     "NVIDIA H200": "h200",
     "NVIDIA A100-SXM4-80GB": "a100",
-    "NVIDIA A100-SXM4-40GB": "a100",
+    "NVIDIA A100-SXM4-40GB": "a100_40gb",
+    "NVIDIA A100 80GB PCIe": "a100_pcie",
+    "NVIDIA A100-PCIE-40GB": "a100_pcie_40gb",
     "NVIDIA L4": "l4",
+    "NVIDIA RTX PRO 6000 Blackwell Workstation Edition": "rtx_pro_6000",
+    "NVIDIA RTX 6000 Ada Generation": "rtx_6000_ada",
+    "NVIDIA RTX A6000": "rtx_a6000",
     "TPU v5 lite": "v5e",
     "TPU v5e": "v5e",
     "TPU v5": "v5p",
     "TPU v5p": "v5p",
     "TPU v6 lite": "v6e",
     "TPU v6e": "v6e",
+    "TPU7x": "tpu7x",
 }
 """The accelerator of each `device_kind` of JAX. A CPU has none: its peak differs by machine."""
 

@@ -127,7 +127,12 @@ def _options(plan: Tiling, dtype: Any, name: str) -> dict[str, Any]:
     )
     return {
         "compiler_params": parameters,
-        "metadata": {"block_q": str(plan.block_q), "block_kv": str(plan.block_k)},
+        "metadata": {
+            "call": str(plan.spec),
+            "block_q": str(plan.block_q),
+            "block_kv": str(plan.block_k),
+            "first_key": str(plan.first_key),
+        },
         "name": name,
         "interpret": plan.interpret,
     }
