@@ -8,12 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from experiments.harness.runs import downloads, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
+from experiments.language_modelling.id_text import IdPart, cut_off, id_part, is_ids
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_documents
 from jaxformer.text.metrics import TextSize, count_text
 
-_MOST_SET_ASIDE = 1_000_000
+_SHARE_SET_ASIDE, _MOST_SET_ASIDE = 20, 1_000_000
+"""One in so many characters, or ids, is set aside for validation, and so many at most."""
 
 
 class Part(NamedTuple):
@@ -53,11 +55,11 @@ class Part(NamedTuple):
 
 
 class Corpus(NamedTuple):
-    """The three parts of a corpus; `test` may be None."""
+    """The three parts of a corpus, as text or as ids; `test` may be None."""
 
-    train: Part
-    validation: Part
-    test: Part | None
+    train: Part | IdPart
+    validation: Part | IdPart
+    test: Part | IdPart | None
 
 
 class TextMetadata(NamedTuple):
@@ -84,12 +86,37 @@ def load_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
             f"corpora {', '.join(_BUILT_IN)}"
         )
     validation = part_of(config.validation, config) or corpus.validation
-    return corpus._replace(validation=validation, test=part_of(config.test, config) or corpus.test)
+    test = part_of(config.test, config) or corpus.test
+    corpus = corpus._replace(validation=_beginning(validation, config), test=test)
+    if config.document_id is not None and not any(isinstance(x, IdPart) for x in corpus):
+        raise ConfigError(
+            f"document_id={config.document_id} is for text that comes as ids, in .bin and .npy: "
+            "leave it out"
+        )
+    return corpus
 
 
-def part_of(files: tuple[str, ...], config: DataConfig) -> Part | None:
+def part_of(files: tuple[str, ...], config: DataConfig) -> Part | IdPart | None:
     """The documents of `files`, cut as `config` says, or None where none are given."""
-    return Part(tuple(files), config.split, field=config.text_field) if files else None
+    if not files:
+        return None
+    if is_ids(files):
+        return id_part(files, config.document_id, isolate=config.isolate_documents)
+    return Part(tuple(files), config.split, field=config.text_field)
+
+
+def _beginning(part: Part | IdPart, config: DataConfig) -> Part | IdPart:
+    """The tokens of the validation text that are measured."""
+    most = config.validation_tokens
+    if most == 0:
+        return part
+    if isinstance(part, Part):
+        raise ConfigError(
+            f"validation_tokens={most} is for text that comes as ids, in .bin and .npy: leave it "
+            "out, and give fewer --data.validation files"
+        )
+    stop = part.start + most
+    return part._replace(stop=stop if part.stop is None else min(stop, part.stop))
 
 
 def identity(part: Part, cache: TextCache) -> list:
@@ -114,12 +141,16 @@ def _read_metadata(part: Part) -> dict[str, Any]:
 
 
 def _from_files(config: DataConfig, cache: TextCache) -> Corpus:
-    whole = Part(tuple(config.train), config.split, field=config.text_field)
+    whole = part_of(config.train, config)
+    assert whole is not None
     if config.validation:
         return Corpus(whole, whole, None)
+    if isinstance(whole, IdPart):
+        train, aside = cut_off(whole, _SHARE_SET_ASIDE, _MOST_SET_ASIDE)
+        return Corpus(train, aside, None)
     characters = ["characters", identity(whole, cache)]
     total = cache.record(characters, lambda: {"total": _characters(whole)})["total"]
-    aside = min(total // 20, _MOST_SET_ASIDE)
+    aside = min(total // _SHARE_SET_ASIDE, _MOST_SET_ASIDE)
     if aside == 0:
         raise DataError(
             f"{config.train[0]}: {total} characters are too few to set some aside for validation: "

@@ -70,6 +70,7 @@ def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
     for batch in losses:
         nats += batch["loss"]
         tokens += batch["tokens"]
+    assert text.amount is not None, "prepare counts the text that is measured"
     return Likelihood(nats, int(tokens), *text.amount)
 
 
@@ -235,6 +236,7 @@ def main(options: EvaluateOptions) -> None:
             )
         else:
             text = open_encoded(options.folder, options.part, loaded.tokenizer)
+            text = text.counted(loaded.tokenizer)
         losses = batch_losses(loaded, text, stride=stride)
         likelihood = total(losses, text)
         own = user_metrics(loaded, text, likelihood)

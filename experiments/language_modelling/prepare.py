@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,11 +17,14 @@ from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_corpus
+from experiments.language_modelling.id_text import IdPart, amount_of, describe_documents
 from experiments.language_modelling.load_run import with_pretrained_sizes
+from experiments.language_modelling.nanogpt_characters import read_characters
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
+from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.records import Record
 from jaxformer.text import tokenizers
@@ -50,11 +53,18 @@ _LEARNED: dict[str, Callable[..., Tokenizer]] = {
 
 
 class Encoded(NamedTuple):
-    """A part of the text as ids, and how much text it was."""
+    """A part of the text as ids, and how much text it was; None: not counted, as of training text
+    that came as ids."""
 
     tokens: Tokens
-    documents: int
-    amount: TextSize
+    documents: int | None
+    amount: TextSize | None
+
+    def counted(self, tokenizer: Tokenizer) -> "Encoded":
+        """The same with documents and amount, for which ids are decoded if need be."""
+        if self.amount is not None:
+            return self
+        return Encoded(self.tokens, *amount_of(self.tokens, tokenizer))
 
 
 class Prepared(NamedTuple):
@@ -83,6 +93,10 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     train = open_encoded(folder, "train", tokenizer, cache)
     validation = open_encoded(folder, "validation", tokenizer, cache)
     test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
+    texts = {"train": train, "validation": validation, "test": test}
+    assert_processes_agree(
+        {f"{name} text": text.tokens.fingerprint for name, text in texts.items() if text}
+    )
     batches = objective(config).stream(train.tokens, tokenizer, config)
     return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
 
@@ -103,7 +117,10 @@ def open_encoded(
             f"{path} was not encoded by {folder / TOKENIZER}: put the run's own tokenizer there, "
             "or use another --name"
         )
-    tokens = cache.whole_tokens(path)
+    if "ids" in note:
+        tokens = _open_ids(note, tokenizer)
+    else:
+        tokens = cache.whole_tokens(path)
     if len(tokens.ids) < 2:
         raise DataError(
             f"the {name} text has {len(tokens.ids)} tokens, but 2 are needed: give more"
@@ -114,11 +131,28 @@ def open_encoded(
             f"ends at {tokenizer.vocab_size - 1}: remove {folder / 'data'} and prepare the text "
             "again"
         )
-    return Encoded(tokens, note["documents"], TextSize(*note["amount"]))
+    amount = None if note["amount"] is None else TextSize(*note["amount"])
+    return Encoded(tokens, note["documents"], amount)
 
 
-def encode_part(config: LanguageConfig, part: Part, tokenizer: Tokenizer, path: Path) -> Encoded:
-    """`part` as ids in the file `path`."""
+def _open_ids(note: dict[str, Any], tokenizer: Tokenizer) -> Tokens:
+    """The ids in the files of `note`; `DataError` where they have changed since it was written."""
+    part = IdPart(**note["ids"])
+    tokens = part.open(tokenizer.vocab_size)
+    if tokens.fingerprint != note["text"]:
+        raise DataError(
+            f"{part.paths[0]}, or a file given with it, has changed since the run was prepared: "
+            "bring back the old one, or use another --name"
+        )
+    return tokens
+
+
+def encode_part(
+    config: LanguageConfig, part: Part | IdPart, tokenizer: Tokenizer, path: Path
+) -> Encoded:
+    """`part` as ids, which are in the file `path` where it comes as text."""
+    if isinstance(part, IdPart):
+        return Encoded(part.open(tokenizer.vocab_size), None, None).counted(tokenizer)
     tokens = encode_documents(
         part.documents(), tokenizer, path, isolate_documents=config.isolate_documents
     )
@@ -180,8 +214,7 @@ def begun_lines(prepared: Prepared, config: LanguageConfig, count: int = 3) -> t
 def describe(prepared: Prepared, config: LanguageConfig) -> str:
     """The sizes of the prepared text, in a few lines, and a hint where the model may learn it."""
     lines = [
-        f"{name}: {part.documents:,} documents, {part.amount.words:,} words, "
-        f"{part.amount.bytes:,} bytes, {len(part.tokens.ids):,} tokens"
+        f"{name}: {_describe_part(part)}"
         for name in ("train", "validation", "test")
         if (part := getattr(prepared, name)) is not None
     ]
@@ -199,12 +232,22 @@ def describe(prepared: Prepared, config: LanguageConfig) -> str:
     return "\n".join(lines)
 
 
+def _describe_part(part: Encoded) -> str:
+    """The size of a part of the text."""
+    if part.amount is None:
+        return describe_documents(part.tokens)
+    return (
+        f"{part.documents:,} documents, {part.amount.words:,} words, {part.amount.bytes:,} bytes, "
+        f"{len(part.tokens.ids):,} tokens"
+    )
+
+
 def describe_unknown(text: Encoded, tokenizer: Tokenizer) -> str:
     """The share of the tokens of `text` that stand for words without a token; empty for none."""
     unknown = tokenizer.special.unk
     if unknown in (None, tokenizer.special.bos, tokenizer.special.eos):
         return ""
-    count = np.count_nonzero(text.tokens.ids == unknown)
+    count = text.tokens.count(unknown)
     share = f"{count / max(len(text.tokens.ids), 1):.1%}"
     return (
         f"{share} of the tokens are <unk>: the words behind them are in no score" if count else ""
@@ -227,23 +270,64 @@ def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCac
             _write(config, folder, name, part, cache)
 
 
-def _write_tokenizer(config: LanguageConfig, folder: Path, part: Part, cache: TextCache) -> None:
+def _write_tokenizer(
+    config: LanguageConfig, folder: Path, part: Part | IdPart, cache: TextCache
+) -> None:
     def make(folder: Path) -> None:
         with display.phase("making the tokenizer"):
             _make_tokenizer(config, part).save(folder / TOKENIZER.name)
 
-    if config.data.tokenizer in _LEARNED:
+    if config.data.tokenizer in _LEARNED and isinstance(part, Part):
         made_from = ["tokenizer", _how(config, part)[0], corpus.identity(part, cache)]
         cache.fill(folder, made_from, make)
     else:
         NOTHING_KEPT.fill(folder, None, make)
 
 
-def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache) -> None:
-    """Puts the ids of `part` into the run's folder, and then notes what they are."""
+def _write(
+    config: LanguageConfig, folder: Path, name: str, part: Part | IdPart, cache: TextCache
+) -> None:
+    """Puts the ids of `part` into the run's folder, and then notes what they are.
+
+    Of ids that others made only the note is written.
+    """
     path = folder / "data" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # written again when everything else is
-    tokenizer = load_tokenizer(folder)
+    how = {"how": _how(config, part), "tokenizer": tokenizer_digest(folder)}
+    if isinstance(part, IdPart):
+        Record(path).write(how | _note_of_ids(part, load_tokenizer(folder), name, cache))
+    else:
+        _encode(config, path.parent, name, part, load_tokenizer(folder), how["tokenizer"], cache)
+        Record(path).write(how | corpus.metadata_of(part, cache)._asdict())
+
+
+def _note_of_ids(part: IdPart, tokenizer: Tokenizer, name: str, cache: TextCache) -> dict[str, Any]:
+    """The note on ids that others made; of those to measure it says how much text they are."""
+    tokens = part.open(tokenizer.vocab_size)
+    note = {"text": tokens.fingerprint, "ids": _as_json(part)}
+    if name == "train":
+        return note | {"documents": None, "amount": None}
+
+    def count() -> dict[str, Any]:
+        with display.phase(f"counting the words of the {name} text"):
+            documents, amount = amount_of(tokens, tokenizer)
+        return {"documents": documents, "amount": amount}
+
+    counted = cache.record(["amount", tokens.fingerprint, tokenizer.fingerprint], count)
+    return note | {key: counted[key] for key in ("documents", "amount")}
+
+
+def _encode(
+    config: LanguageConfig,
+    folder: Path,
+    name: str,
+    part: Part,
+    tokenizer: Tokenizer,
+    digest: str,
+    cache: TextCache,
+) -> None:
+    """Puts the ids of `part` into `folder`; the tokenizer's files have the SHA-256 `digest`."""
 
     def make(folder: Path) -> None:
         total = corpus.metadata_of(part, cache).amount.bytes
@@ -256,36 +340,39 @@ def _write(config: LanguageConfig, folder: Path, name: str, part: Part, cache: T
                 progress=lambda size: phase.encoded(size, total),
             )
 
-    made_from = [name, tokenizer_digest(folder), config.isolate_documents]
-    cache.fill(path.parent, [*made_from, corpus.identity(part, cache)], make)
-    note = {
-        "how": _how(config, part),
-        "tokenizer": tokenizer_digest(folder),
-        **corpus.metadata_of(part, cache)._asdict(),
-    }
-    Record(path).write(note)
+    made_from = [name, digest, config.isolate_documents, corpus.identity(part, cache)]
+    cache.fill(folder, made_from, make)
 
 
 def _note(folder: Path, name: str) -> dict:
-    fields: dict[str, type] = {"how": list, "tokenizer": str, "text": str}
-    fields |= {"documents": int, "amount": list}
+    fields: dict[str, Any] = {"how": list, "tokenizer": str, "text": str}
+    fields |= {"documents": int | None, "amount": list | None}
     return Record(folder / "data" / f"{name}.json").read(**fields)
 
 
 def _is_current(
-    config: LanguageConfig, folder: Path, name: str, part: Part, cache: TextCache
+    config: LanguageConfig, folder: Path, name: str, part: Part | IdPart, cache: TextCache
 ) -> bool:
-    """Whether `part` lies encoded in the run's folder."""
+    """Whether `part` lies encoded in the run's folder, or is noted there where it comes as ids."""
     note = _note(folder, name)
     if not note or note["how"] != _how(config, part):
         return False
+    if isinstance(part, IdPart):
+        return note["text"] == part.open().fingerprint and note["ids"] == _as_json(part)
     return note["text"] == corpus.metadata_of(part, cache).text
 
 
-def _how(config: LanguageConfig, part: Part) -> list:
+def _as_json(part: IdPart) -> dict[str, Any]:
+    """`part` as a note has it."""
+    return part._asdict() | {"paths": list(part.paths)}
+
+
+def _how(config: LanguageConfig, part: Part | IdPart) -> list:
     """JSON of all that decides the ids besides the text."""
     special = list(_special_tokens(config))
     tokenizer = [config.data.tokenizer, config.model.vocab_size, special]
+    if isinstance(part, IdPart):
+        return [tokenizer, "ids"]
     field = [part.field] if part.field != "text" else []
     return [tokenizer, part.split, part.start, part.stop, config.isolate_documents, *field]
 
@@ -297,9 +384,18 @@ def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
-def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
+def _make_tokenizer(config: LanguageConfig, part: Part | IdPart) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
-    text, size = chain.from_iterable(part.documents()), config.model.vocab_size
+    size = config.model.vocab_size
+    if isinstance(part, Part):
+        text = chain.from_iterable(part.documents())
+    elif name in _LEARNED:
+        raise ConfigError(
+            f"tokenizer={name!r} is learned from text, but {part.paths[0]} holds ids: give the "
+            "tokenizer that made them: --data.tokenizer gpt2, a file or folder, nanoGPT's meta.pkl"
+        )
+    else:
+        text = iter(())  # a function that needs none may make the tokenizer of ids
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
     if is_import_name(name):
@@ -312,6 +408,8 @@ def _make_tokenizer(config: LanguageConfig, part: Part) -> Tokenizer:
         raise ConfigError(
             f"tokenizer={name!r} is neither one of {known} nor a file or folder with a tokenizer"
         )
+    if Path(name).suffix == ".pkl":
+        return read_characters(Path(name))
     return tokenizers.load(name)
 
 

@@ -15,6 +15,7 @@ from jaxformer.config import (
     EmbeddingOptions,
     FeedForwardOptions,
     Fraction,
+    Natural,
     NormOptions,
     Rotary,
     TransformerConfig,
@@ -31,7 +32,8 @@ class DataConfig(Checked):
     """The built-in text; files: the ones that you give."""
     train: tuple[str, ...] = ()
     """Files to train on; they replace the whole built-in text. Also .jsonl, .parquet,
-    hf:NAME@SPLIT and your own function as package.module:name."""
+    hf:NAME@SPLIT, your own function as package.module:name, and ids that others made: .bin of
+    nanoGPT and llm.c, .npy, or a pattern of their names in quotes."""
     validation: tuple[str, ...] = ()
     """Files to validate on; without them the end of the training files is set aside."""
     test: tuple[str, ...] = ()
@@ -42,9 +44,15 @@ class DataConfig(Checked):
     """The field of a record of .jsonl, .parquet and hf: that holds a document."""
     isolate_documents: bool = True
     """A causal model sees no other document than its own."""
+    document_id: Natural | None = None
+    """The id between two documents where the text comes as ids, such as 50256 in GPT-2's: attention
+    stops there. None: all is one document, with isolate_documents false."""
+    validation_tokens: Natural = 0
+    """Tokens of the validation text that are measured, from its start, where it comes as ids; 0:
+    all."""
     tokenizer: str = "bpe"
-    """bpe, words or characters: learned from the text; else gpt2, bert-base-uncased, a path, or
-    your own function as package.module:name."""
+    """bpe, words or characters: learned from the text; else gpt2, bert-base-uncased, a path (also
+    of nanoGPT's meta.pkl), or your own function as package.module:name."""
     batch_size: Count = 32
     """Sequences of a batch."""
     seq_len: Count = 256

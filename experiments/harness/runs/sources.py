@@ -2,6 +2,8 @@
 
 a.txt                           lines or documents (.gz too)
 a.tsv                           pairs: source<TAB>target
+a.bin, a.npy                    ids that others made (`jaxformer.text.data.id_files`); a pattern of
+                                such names too
 a.jsonl, a.parquet              records with fields; .ndjson, .json (one a line), .gz too
 hf:NAME[:CONFIG][@SPLIT]        a data set of the package `datasets`; NAME may be a folder of files,
                                 or one that `save_to_disk` has written
@@ -21,10 +23,12 @@ from jaxformer.config import import_by_name, is_import_name
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.text.data import iterate_lines, read_tab_pairs
 
-Kind = Literal["text", "table", "json lines", "parquet", "data set", "function"]
+Kind = Literal["text", "ids", "table", "json lines", "parquet", "data set", "function"]
 
 
 _ENDINGS: dict[str, Kind] = {
+    ".bin": "ids",
+    ".npy": "ids",
     ".json": "json lines",
     ".jsonl": "json lines",
     ".ndjson": "json lines",
@@ -72,6 +76,8 @@ def read_texts(name: str, field: str) -> Iterator[str]:
             f"{name} holds pairs of texts, but single texts are needed: give a file of lines, "
             ".jsonl, .parquet, hf:NAME or package.module:name"
         )
+    if kind_of(name) == "ids":
+        raise ConfigError(f"{name} holds ids, but text is needed: give the text they are made from")
     return (text for (text,) in _read(name, (field,)))
 
 
@@ -93,6 +99,10 @@ def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]
         raise ConfigError(
             f"parallel text needs both files, but source={name!r} and target='' were given: only "
             ".tsv, .jsonl, .parquet, hf:NAME and package.module:name hold both"
+        )
+    if kind_of(name) == "ids":
+        raise ConfigError(
+            f"{name} holds ids, but pairs of texts are needed: only language modelling reads ids"
         )
     if kind_of(name) == "table":
         return zip(*read_tab_pairs(name), strict=True)

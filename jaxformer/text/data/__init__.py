@@ -9,6 +9,7 @@ from jaxformer.text.data.batches import (
     all_rows,
     fill_rows,
 )
+from jaxformer.text.data.id_files import JoinedIds, expand
 from jaxformer.text.data.masking import MaskedStream
 from jaxformer.text.data.mixture import Mixture
 from jaxformer.text.data.pairs import Bucket, PairBatches, PairIds, bucket_pairs, plan_buckets
@@ -31,6 +32,7 @@ from jaxformer.text.data.tokens import (
 __all__ = [
     "Batches",
     "Bucket",
+    "JoinedIds",
     "MaskedBatch",
     "MaskedStream",
     "Mixture",
@@ -45,6 +47,7 @@ __all__ = [
     "bucket_pairs",
     "encode_documents",
     "encode_pairs",
+    "expand",
     "fill_rows",
     "iterate_lines",
     "iterate_once",

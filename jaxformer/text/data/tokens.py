@@ -181,6 +181,11 @@ class Tokens:
                 digest.update(values[start : start + _CHUNK].astype(kind).tobytes())
         return digest.hexdigest()
 
+    def count(self, token: int) -> int:
+        """How many of the ids are `token`; all are read."""
+        starts = range(0, len(self.ids), _CHUNK)
+        return sum(int(np.count_nonzero(self.ids[i : i + _CHUNK] == token)) for i in starts)
+
     def take(self, places: Int[np.ndarray, "*shape"]) -> Int32[np.ndarray, "*shape"]:
         """The ids at `places`, counted over all sequences.
 
