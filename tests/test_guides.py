@@ -8,6 +8,7 @@ import ast
 import contextlib
 import io
 import json
+import pickle
 import re
 import runpy
 import shlex
@@ -19,6 +20,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import jaxformer as jf
@@ -39,7 +41,7 @@ CASES: list[tuple[str, str | None]] = [
 """The longest guide runs section by section, so that processes share it."""
 LEFT_OUT = (  # what it would change, where it is tested otherwise, or other people's programs
     r"--strategy (?!single)|--(mesh|distributed)\b|sbatch|://|^(export|pip|kill|sacrebleu|ct2-)"
-    r"|my_package|device$|experiments\.results (runs|--table)"
+    r"|my_package|--preset gpt2_124m --name|device$|experiments\.results (runs|--table)"
 )
 STEPS = "--optimizer.warmup_steps 1 --optimizer.total_steps 2"
 RUN = f"""
@@ -201,6 +203,16 @@ def write_texts() -> None:
     kinds |= {"train-v1.1.json": [squad], "dev-v1.1.json": [squad]}
     for name, each in kinds.items():
         Path(name).write_text("\n".join(each) + "\n")
+    write_ids(Path("data/shakespeare_char"), " ".join(lines))
+
+
+def write_ids(folder: Path, text: str) -> None:
+    """Writes train.bin, val.bin and meta.pkl as nanoGPT's prepare.py does."""
+    folder.mkdir(parents=True)
+    numbers = {character: i for i, character in enumerate(sorted(set(text)))}
+    for name, part in (("train", text), ("val", text[-499:])):
+        np.array([numbers[x] for x in part], np.uint16).tofile(folder / f"{name}.bin")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"stoi": numbers}))
 
 
 def write_models(random_params: Any) -> None:

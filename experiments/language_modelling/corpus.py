@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -62,6 +63,31 @@ class Corpus(NamedTuple):
     test: Part | IdPart | None
 
 
+def load_mixture(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> dict[str, Corpus]:
+    """The text that `config` names, as `load_corpus` does, or each of those with shares, by name.
+
+    Only the first has a test part, which is of all. One text has the name "".
+    """
+    shares = sources.shares_of(config.train)
+    if not shares:
+        return {"": load_corpus(config, cache)}
+    validation: list[tuple[str, ...]] = [(name,) for name in config.validation]
+    if validation and len(validation) != len(shares):
+        raise ConfigError(
+            f"{len(shares)} training texts have shares, but there are {len(validation)} "
+            "--data.validation files: give one for each, in their order, or none"
+        )
+    if config.document_id is not None and not any(is_ids((name,)) for name in shares):
+        raise ConfigError(_no_ids(config.document_id))
+    texts: dict[str, Corpus] = {}
+    for name, held_out in zip(shares, validation or [()] * len(shares), strict=True):
+        data = replace(config, train=(name,), validation=held_out)
+        if not is_ids((name,)):
+            data = replace(data, document_id=None, validation_tokens=0)
+        texts[name] = load_corpus(replace(data, test=() if texts else config.test), cache)
+    return texts
+
+
 class TextMetadata(NamedTuple):
     """SHA-256 (hex) of a part's documents, their number, words and bytes."""
 
@@ -89,11 +115,14 @@ def load_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
     test = part_of(config.test, config) or corpus.test
     corpus = corpus._replace(validation=_beginning(validation, config), test=test)
     if config.document_id is not None and not any(isinstance(x, IdPart) for x in corpus):
-        raise ConfigError(
-            f"document_id={config.document_id} is for text that comes as ids, in .bin and .npy: "
-            "leave it out"
-        )
+        raise ConfigError(_no_ids(config.document_id))
     return corpus
+
+
+def _no_ids(document_id: int) -> str:
+    return (
+        f"document_id={document_id} is for text that comes as ids, in .bin and .npy: leave it out"
+    )
 
 
 def part_of(files: tuple[str, ...], config: DataConfig) -> Part | IdPart | None:

@@ -7,10 +7,11 @@ of a masked run, loss and perplexity of hidden tokens. The last line is the same
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,7 @@ from experiments.language_modelling.prepare import (
     describe_unknown,
     encode_part,
     open_encoded,
+    part_names,
     text_digest,
 )
 from experiments.language_modelling.presets import LanguageConfig
@@ -72,6 +74,44 @@ def total(losses: Sequence[dict[str, float]], text: Encoded) -> Likelihood:
         tokens += batch["tokens"]
     assert text.amount is not None, "prepare counts the text that is measured"
     return Likelihood(nats, int(tokens), *text.amount)
+
+
+def together(likelihoods: Iterable[Likelihood]) -> Likelihood:
+    """The likelihood of several texts as one."""
+    nats, tokens, words, size = map(sum, zip(*likelihoods, strict=True))
+    return Likelihood(nats, tokens, words, size)
+
+
+def validation_texts(data: Prepared) -> dict[str, Encoded]:
+    """The validation text of each text of a mixture by its name; the only one has the name ""."""
+    return {text.name: text.validation for text in data.mixture} or {"": data.validation}
+
+
+class Measured(NamedTuple):
+    """What is measured of one text, or of several together."""
+
+    likelihood: Likelihood
+    losses: list[dict[str, float]]
+    """As of `batch_losses`, one text after the other."""
+    scores: dict[str, float]
+    """As of `scores_of`; the user's metrics, and the loss of each of several texts by its name."""
+
+
+def measure_texts(
+    loaded: Loaded, texts: Mapping[str, Encoded], *, stride: int | None = None
+) -> Measured:
+    """The scores of all `texts` together, and of each of several by itself."""
+    losses = {name: batch_losses(loaded, text, stride=stride) for name, text in texts.items()}
+    likelihoods = {name: total(losses[name], text) for name, text in texts.items()}
+    whole = together(likelihoods.values())
+    scores = scores_of(loaded.config, whole)
+    for name, text in texts.items():
+        own = user_metrics(loaded, text, likelihoods[name])
+        if len(texts) > 1:
+            own |= {"loss": likelihoods[name].loss}
+            own = {f"{name}.{metric}": value for metric, value in own.items()}
+        scores |= own
+    return Measured(whole, list(chain.from_iterable(losses.values())), scores)
 
 
 def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) -> None:
@@ -229,25 +269,28 @@ def main(options: EvaluateOptions) -> None:
     with tempfile.TemporaryDirectory() as folder:
         if part := part_of(options.files, config.data):
             text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
+            texts = {"": text}
         elif task := getattr(config, "task", None):
             raise ConfigError(
                 f"{options.run} learned a task from examples ({task.kind}), and its scores are "
                 "in its scores.json: give --files to measure the likelihood of their text"
             )
         else:
-            text = open_encoded(options.folder, options.part, loaded.tokenizer)
-            text = text.counted(loaded.tokenizer)
-        losses = batch_losses(loaded, text, stride=stride)
-        likelihood = total(losses, text)
-        own = user_metrics(loaded, text, likelihood)
-        unknown = describe_unknown(text, loaded.tokenizer)
-    print(describe_scores(name, config, likelihood, losses))
-    if unknown:
-        print(f"  {unknown}")
+            texts = {
+                part_name: open_encoded(options.folder, part_name, loaded.tokenizer)
+                for part_name in part_names(config.data, options.part)
+            }
+        texts = {name: text.counted(loaded.tokenizer) for name, text in texts.items()}
+        measured = measure_texts(loaded, texts, stride=stride)
+        unknown = [describe_unknown(text, loaded.tokenizer) for text in texts.values()]
+    print(describe_scores(name, config, measured.likelihood, measured.losses))
+    for line in filter(None, unknown):
+        print(f"  {line}")
     metadata = {"run": options.run, "text": name, "stride": stride}
     if not options.files:
-        metadata["text_sha256"] = text_digest(options.folder, name)
-    print(json.dumps(metadata | scores_of(config, likelihood) | own))
+        names = part_names(config.data, options.part)
+        metadata["text_sha256"] = text_digest(options.folder, names)
+    print(json.dumps(metadata | measured.scores))
 
 
 if __name__ == "__main__":

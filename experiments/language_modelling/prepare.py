@@ -1,7 +1,8 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
+import hashlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -12,16 +13,16 @@ import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, downloads, run_folder
+from experiments.harness.runs import distributed, downloads, run_folder, sources
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
-from experiments.language_modelling.corpus import Corpus, Part, load_corpus
+from experiments.language_modelling.corpus import Corpus, Part, load_mixture
 from experiments.language_modelling.id_text import IdPart, amount_of, describe_documents
 from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.nanogpt_characters import read_characters
 from experiments.language_modelling.objectives import objective
-from experiments.language_modelling.presets import PRESETS, LanguageConfig
+from experiments.language_modelling.presets import PRESETS, DataConfig, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
 from jaxformer.distributed import assert_processes_agree
@@ -30,6 +31,7 @@ from jaxformer.records import Record
 from jaxformer.text import tokenizers
 from jaxformer.text.data import (
     MaskedStream,
+    Mixture,
     Stream,
     Tokens,
     encode_documents,
@@ -67,15 +69,28 @@ class Encoded(NamedTuple):
         return Encoded(self.tokens, *amount_of(self.tokens, tokenizer))
 
 
+class MixedText(NamedTuple):
+    """A text of a mixture: its name, its share of the rows, and its parts."""
+
+    name: str
+    share: float
+    train: Encoded
+    validation: Encoded
+
+
 class Prepared(NamedTuple):
-    """The text, ready to train on. `model` has the size of the tokenizer's vocabulary."""
+    """The text, ready to train on. `model` has the size of the tokenizer's vocabulary.
+
+    Of a mixture, `train` and `validation` are those of its first text; `mixture` has all of them.
+    """
 
     model: TransformerConfig
     tokenizer: Tokenizer
-    batches: Stream | MaskedStream
+    batches: Stream | MaskedStream | Mixture
     train: Encoded
     validation: Encoded
     test: Encoded | None
+    mixture: tuple[MixedText, ...] = ()
 
 
 def prepare(config: LanguageConfig, folder: Path) -> Prepared:
@@ -86,19 +101,61 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     """
     cache = text_cache(config)
     with distributed.together():
-        parts = load_corpus(config.data, cache)
+        parts = _parts(load_mixture(config.data, cache))
         if distributed.is_first():
             _prepare(config, folder, parts, cache)
     tokenizer = load_tokenizer(folder)
-    train = open_encoded(folder, "train", tokenizer, cache)
-    validation = open_encoded(folder, "validation", tokenizer, cache)
-    test = open_encoded(folder, "test", tokenizer, cache) if parts.test else None
-    texts = {"train": train, "validation": validation, "test": test}
-    assert_processes_agree(
-        {f"{name} text": text.tokens.fingerprint for name, text in texts.items() if text}
+    texts = {name: open_encoded(folder, name, tokenizer, cache) for name in parts}
+    assert_processes_agree({f"{name} text": x.tokens.fingerprint for name, x in texts.items()})
+    shares = _short_names(sources.shares_of(config.data.train))
+    train_texts = [texts[name] for name in part_names(config.data, "train")]
+    validation_texts = [texts[name] for name in part_names(config.data, "validation")]
+    streams = [objective(config).stream(text.tokens, tokenizer, config) for text in train_texts]
+    mixture = zip(shares.items(), train_texts, validation_texts, strict=False)
+    return Prepared(
+        model=sized(config, tokenizer),
+        tokenizer=tokenizer,
+        batches=Mixture(dict(zip(shares, streams, strict=True)), shares) if shares else streams[0],
+        train=train_texts[0],
+        validation=validation_texts[0],
+        test=texts.get("test"),
+        mixture=tuple(
+            MixedText(name, share / sum(shares.values()), train, validation)
+            for (name, share), train, validation in mixture
+        ),
     )
-    batches = objective(config).stream(train.tokens, tokenizer, config)
-    return Prepared(sized(config, tokenizer), tokenizer, batches, train, validation, test)
+
+
+def _short_names(shares: dict[str, float]) -> dict[str, float]:
+    """`shares` by the names of files without their folders, where these differ."""
+    short = [Path(name).name for name in shares]
+    if len(set(short)) < len(short):
+        return shares
+    return dict(zip(short, shares.values(), strict=True))
+
+
+def part_names(data: DataConfig, part: str) -> list[str]:
+    """The names in a run's folder of the part train, validation or test: of a mixture one a text.
+
+    >>> part_names(DataConfig(train=("a.txt=3", "b.txt=1")), "train")
+    ['train-1', 'train-2']
+    """
+    count = len(sources.shares_of(data.train))
+    if count == 0 or part == "test":
+        return [part]
+    return [f"{part}-{number}" for number in range(1, count + 1)]
+
+
+def _parts(texts: dict[str, Corpus]) -> dict[str, Part | IdPart]:
+    """The parts of all `texts` by their names in a run's folder, those to train on first."""
+    numbers = [""] if "" in texts else [f"-{number}" for number in range(1, len(texts) + 1)]
+    parts: dict[str, Part | IdPart] = {}
+    for number, text in zip(numbers, texts.values(), strict=True):
+        parts[f"train{number}"] = text.train
+    for number, text in zip(numbers, texts.values(), strict=True):
+        parts[f"validation{number}"] = text.validation
+    test = next(iter(texts.values())).test
+    return parts if test is None else parts | {"test": test}
 
 
 def open_encoded(
@@ -180,10 +237,15 @@ def tokenizer_digest(folder: Path) -> str:
     return tokenizers.digest(folder / TOKENIZER.parent)
 
 
-def text_digest(folder: Path, name: str) -> str:
-    """SHA-256 (hex) of the part `name` of the text of the run in `folder`; "" where it has none."""
-    note = _note(folder, name)
-    return note["text"] if note else ""
+def text_digest(folder: Path, names: Sequence[str]) -> str:
+    """SHA-256 (hex) of the parts `names` of the text of the run in `folder`; "" where it has none.
+
+    For one part it is the digest of its text, as `part_names` names it.
+    """
+    digests = [note["text"] for note in (_note(folder, name) for name in names) if note]
+    if len(digests) < 2:
+        return "".join(digests)
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()
 
 
 def begun_lines(prepared: Prepared, config: LanguageConfig, count: int = 3) -> tuple[str, ...]:
@@ -213,16 +275,16 @@ def begun_lines(prepared: Prepared, config: LanguageConfig, count: int = 3) -> t
 
 def describe(prepared: Prepared, config: LanguageConfig) -> str:
     """The sizes of the prepared text, in a few lines, and a hint where the model may learn it."""
-    lines = [
-        f"{name}: {_describe_part(part)}"
-        for name in ("train", "validation", "test")
-        if (part := getattr(prepared, name)) is not None
-    ]
-    for name, part in (("validation", prepared.validation), ("test", prepared.test)):
-        if part is not None and (said := describe_unknown(part, prepared.tokenizer)):
+    lines = [f"{name}: {_describe_part(part)}" for name, part in _described_parts(prepared).items()]
+    for name, part in _described_parts(prepared).items():
+        is_measured = not name.startswith("train")
+        if is_measured and (said := describe_unknown(part, prepared.tokenizer)):
             lines.append(f"{name}: {said}")
     size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
     lines.append(f"vocabulary {size:,}, {steps:,} batches an epoch")
+    if isinstance(prepared.batches, Mixture):
+        total = config.optimizer.total_steps
+        lines += describe_passes(prepared, prepared.batches, total)
     passes = config.optimizer.total_steps / steps
     if passes > _MANY_PASSES and config.model.dropout_rate == 0.0:
         lines.append(
@@ -230,6 +292,27 @@ def describe(prepared: Prepared, config: LanguageConfig) -> str:
             "give --model.dropout_rate 0.1 or fewer --optimizer.total_steps"
         )
     return "\n".join(lines)
+
+
+def _described_parts(prepared: Prepared) -> dict[str, Encoded]:
+    """The parts of the text by the names that are shown."""
+    parts: dict[str, Encoded] = {}
+    for text in prepared.mixture:
+        parts[f"train, {text.name}"] = text.train
+        parts[f"validation, {text.name}"] = text.validation
+    if not prepared.mixture:
+        parts = {"train": prepared.train, "validation": prepared.validation}
+    return parts if prepared.test is None else parts | {"test": prepared.test}
+
+
+def describe_passes(prepared: Prepared, batches: Mixture, steps: int) -> list[str]:
+    """The share of each text, and how many times it is read in so many steps: a line each."""
+    passes = batches.passes(steps)
+    return [
+        f"{text.name}: {text.share:.4g} of the rows, read {passes[text.name]:.2f} times in "
+        f"{steps:,} steps"
+        for text in prepared.mixture
+    ]
 
 
 def _describe_part(part: Encoded) -> str:
@@ -254,8 +337,11 @@ def describe_unknown(text: Encoded, tokenizer: Tokenizer) -> str:
     )
 
 
-def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCache) -> None:
-    if not _is_current(config, folder, "train", parts.train, cache):
+def _prepare(
+    config: LanguageConfig, folder: Path, parts: dict[str, Part | IdPart], cache: TextCache
+) -> None:
+    train = {name: part for name, part in parts.items() if name.startswith("train")}
+    if not all(_is_current(config, folder, name, part, cache) for name, part in train.items()):
         if Checkpoints(folder / "checkpoints").steps():
             raise CheckpointError(
                 f"{folder} was trained on other text than this: give it the same training files, "
@@ -263,22 +349,25 @@ def _prepare(config: LanguageConfig, folder: Path, parts: Corpus, cache: TextCac
             )
         for note in (folder / "data").glob("*.json"):
             note.unlink()  # the other parts were encoded by another tokenizer
-        _write_tokenizer(config, folder / TOKENIZER.parent, parts.train, cache)
-        _write(config, folder, "train", parts.train, cache)
-    for name, part in (("validation", parts.validation), ("test", parts.test)):
-        if part and not _is_current(config, folder, name, part, cache):
+        _write_tokenizer(config, folder / TOKENIZER.parent, list(train.values()), cache)
+    for name, part in parts.items():
+        if not _is_current(config, folder, name, part, cache):
             _write(config, folder, name, part, cache)
 
 
 def _write_tokenizer(
-    config: LanguageConfig, folder: Path, part: Part | IdPart, cache: TextCache
+    config: LanguageConfig, folder: Path, parts: list[Part | IdPart], cache: TextCache
 ) -> None:
+    """Makes the tokenizer that reads all of `parts`; of texts it may be learned."""
+
     def make(folder: Path) -> None:
         with display.phase("making the tokenizer"):
-            _make_tokenizer(config, part).save(folder / TOKENIZER.name)
+            _make_tokenizer(config, parts).save(folder / TOKENIZER.name)
 
-    if config.data.tokenizer in _LEARNED and isinstance(part, Part):
-        made_from = ["tokenizer", _how(config, part)[0], corpus.identity(part, cache)]
+    texts = [part for part in parts if isinstance(part, Part)]
+    if config.data.tokenizer in _LEARNED and len(texts) == len(parts):
+        identities = [corpus.identity(text, cache) for text in texts]
+        made_from = ["tokenizer", _how(config, texts[0])[0], identities]
         cache.fill(folder, made_from, make)
     else:
         NOTHING_KEPT.fill(folder, None, make)
@@ -306,7 +395,7 @@ def _note_of_ids(part: IdPart, tokenizer: Tokenizer, name: str, cache: TextCache
     """The note on ids that others made; of those to measure it says how much text they are."""
     tokens = part.open(tokenizer.vocab_size)
     note = {"text": tokens.fingerprint, "ids": _as_json(part)}
-    if name == "train":
+    if name.startswith("train"):
         return note | {"documents": None, "amount": None}
 
     def count() -> dict[str, Any]:
@@ -384,18 +473,17 @@ def _special_tokens(config: LanguageConfig) -> tuple[str, ...]:
     return SPECIAL_TOKENS if config.isolate_documents or config.data.tokenizer == "words" else ()
 
 
-def _make_tokenizer(config: LanguageConfig, part: Part | IdPart) -> Tokenizer:
+def _make_tokenizer(config: LanguageConfig, parts: list[Part | IdPart]) -> Tokenizer:
     name, special = config.data.tokenizer, _special_tokens(config)
     size = config.model.vocab_size
-    if isinstance(part, Part):
-        text = chain.from_iterable(part.documents())
-    elif name in _LEARNED:
+    ids = next((part for part in parts if isinstance(part, IdPart)), None)
+    if ids is not None and name in _LEARNED:
         raise ConfigError(
-            f"tokenizer={name!r} is learned from text, but {part.paths[0]} holds ids: give the "
+            f"tokenizer={name!r} is learned from text, but {ids.paths[0]} holds ids: give the "
             "tokenizer that made them: --data.tokenizer gpt2, a file or folder, nanoGPT's meta.pkl"
         )
-    else:
-        text = iter(())  # a function that needs none may make the tokenizer of ids
+    documents = (part.documents() for part in parts if isinstance(part, Part))
+    text = chain.from_iterable(chain.from_iterable(documents))
     if name in _LEARNED:
         return _LEARNED[name](text, size, special_tokens=special)
     if is_import_name(name):

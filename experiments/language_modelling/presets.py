@@ -33,9 +33,11 @@ class DataConfig(Checked):
     train: tuple[str, ...] = ()
     """Files to train on; they replace the whole built-in text. Also .jsonl, .parquet,
     hf:NAME@SPLIT, your own function as package.module:name, and ids that others made: .bin of
-    nanoGPT and llm.c, .npy, or a pattern of their names in quotes."""
+    nanoGPT and llm.c, .npy, or a pattern of their names in quotes. With shares, as in a.jsonl=0.7
+    b.txt=0.3, each is a text of its own, and batches have these shares of it."""
     validation: tuple[str, ...] = ()
-    """Files to validate on; without them the end of the training files is set aside."""
+    """Files to validate on; without them the end of the training files is set aside. Where training
+    texts have shares, one for each of them in their order."""
     test: tuple[str, ...] = ()
     """Files to measure at the end; none: the test part of the built-in text."""
     split: Literal["file", "line", "blank_line"] = "file"

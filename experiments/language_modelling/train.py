@@ -19,9 +19,10 @@ from experiments.language_modelling import evaluate as evaluation
 from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.objectives import objective
 from experiments.language_modelling.prepare import (
-    Encoded,
     Prepared,
     describe,
+    describe_passes,
+    part_names,
     prepare,
     text_digest,
     tokenizer_digest,
@@ -29,6 +30,7 @@ from experiments.language_modelling.prepare import (
 from experiments.language_modelling.presets import PRESETS, LanguageConfig
 from jaxformer.distributed import Strategy
 from jaxformer.pretrained import Loaded
+from jaxformer.text.data import Mixture
 
 EXPERIMENT = "language_modelling"
 
@@ -72,7 +74,7 @@ def train(
             model=model,
             make_step=make_step,
             batches=training.build_batches(run.config, data),
-            evaluate=lambda x, _: evaluate(replace(loaded, params=x), data.validation),
+            evaluate=lambda x, step: evaluate(replace(loaded, params=x), data, step),
             cost=lambda x: training.Cost(x.loss_mask.size, flops(run.config.model, x)),
             origin={"tokenizer": tokenizer_digest(run.folder)},
         )
@@ -90,29 +92,46 @@ def known_scores(config: LanguageConfig) -> tuple[str, ...]:
     return ("validation_loss", *bits)
 
 
-def evaluate(loaded: Loaded, text: Encoded) -> training.EvaluationResult:
-    """The likelihood of the validation text."""
-    likelihood = evaluation.measure(loaded, text)
+def evaluate(loaded: Loaded, data: Prepared, step: int) -> training.EvaluationResult:
+    """The likelihood of the validation text; of a mixture also each text's loss, and how many times
+    it has been read."""
+    texts = evaluation.validation_texts(data)
+    likelihoods = {name: evaluation.measure(loaded, text) for name, text in texts.items()}
+    whole = evaluation.together(likelihoods.values())
     names = [name.removeprefix("validation_") for name in known_scores(loaded.config)]
-    known = {f"validation_{name}": getattr(likelihood, name) for name in names}
-    return training.EvaluationResult(known | evaluation.user_loss_metrics(loaded, text, likelihood))
+    scores = {f"validation_{name}": getattr(whole, name) for name in names}
+    for name, text in texts.items():
+        own = evaluation.user_loss_metrics(loaded, text, likelihoods[name])
+        if data.mixture:
+            own |= {"validation_loss": likelihoods[name].loss}
+            own = {
+                f"validation_{name}.{metric.removeprefix('validation_')}": value
+                for metric, value in own.items()
+            }
+        scores |= own
+    if isinstance(data.batches, Mixture) and step:
+        passes = data.batches.passes(step)
+        scores |= {f"{name}.passes": value for name, value in passes.items()}
+    return training.EvaluationResult(scores)
 
 
 def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
     """Continues the prompts with the final weights, and writes their scores of the test text."""
     evaluation.show_prompts(run, loaded, data)
-    name, text = ("test", data.test) if data.test else ("validation", data.validation)
+    name = "test" if data.test else "validation"
+    texts = {"": data.test} if data.test else evaluation.validation_texts(data)
     with display.phase(f"measuring the {name} text"):
-        losses = evaluation.batch_losses(loaded, text)
-        likelihood = evaluation.total(losses, text)
-        scores = evaluation.scores_of(run.config, likelihood)
-        scores |= evaluation.user_metrics(loaded, text, likelihood)
-    digest = text_digest(run.folder, name)
+        measured = evaluation.measure_texts(loaded, texts)
+    digest = text_digest(run.folder, part_names(run.config.data, name))
     facts = {"text": name, "text_sha256": digest, "stride": run.config.data.seq_len}
-    run.write_scores(facts | scores)
+    run.write_scores(facts | measured.scores)
     if distributed.is_first():
-        evaluation.write_losses(run.folder, name, losses)
-    display.say(evaluation.describe_scores(name, run.config, likelihood, losses))
+        evaluation.write_losses(run.folder, name, measured.losses)
+    likelihood = measured.likelihood
+    display.say(evaluation.describe_scores(name, run.config, likelihood, measured.losses))
+    if isinstance(data.batches, Mixture):
+        steps = run.config.optimizer.total_steps
+        display.say("\n".join(describe_passes(data, data.batches, steps)))
     display.say("\n" + evaluation.describe_run(run.folder))
 
 

@@ -83,14 +83,14 @@ def known_scores(config):
     return ("validation_loss",)
 
 
-def evaluate(loaded, text):
+def evaluate(loaded, data, step):
     """The loss of the reversed half."""
-    sums = loss_sums(causal_loss, loaded, map(text.batch, range(3)))
+    sums = loss_sums(causal_loss, loaded, map(data.validation.batch, range(3)))
     return training.EvaluationResult({"validation_loss": sums["loss"] / sums["tokens"]})
 
 
 def score(run, loaded, data):
-    loss = evaluate(loaded, data.validation).scores["validation_loss"]
+    loss = evaluate(loaded, data, 0).scores["validation_loss"]
     digest = data.validation.fingerprint
     run.write_scores({"text": "validation", "text_sha256": digest, "loss": loss})
 
