@@ -123,6 +123,14 @@ def test_the_fields_of_each_record_are_read_in_order(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
+def test_a_column_whose_name_has_dots_is_a_field(tmp_path, name):
+    rows = [{"translation.en": f"{i}", "translation": {"de": f"{i + 7}"}} for i in range(3)]
+    path = written(tmp_path / name, rows)
+    fields = ("translation.de", "translation.en")
+    assert list(read_fields(path, fields)) == [("7", "0"), ("8", "1"), ("9", "2")]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet"])
 @pytest.mark.parametrize(
     "field, said",
     [

@@ -171,8 +171,8 @@ def identity(name: str, cache: TextCache) -> str:
 def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The texts under `fields` of each record of a file, in order.
 
-    A dotted name leads into a record within the record, as in `translation.en`. Raises `DataError`,
-    with the number of the record, where a field is absent or holds no text, and for a file that
+    A dotted name is that of a field, or leads into a record within the record, as in
+    `translation.en`. Raises `DataError`, with the number of the record, where a field is absent or holds no text, and for a file that
     cannot be read.
 
     >>> _ = Path("pairs.jsonl").write_text('{"en": "A house.", "de": "Ein Haus.", "id": 7}')
@@ -211,7 +211,8 @@ def _read(name: str, fields: Sequence[str]) -> Iterable[tuple[str, ...]]:
 def _field_of(record: Any, field: str, where: str) -> str:
     """The text under the dotted name `field` of `record`, which an error calls `where`."""
     value = record
-    for name in field.split("."):
+    is_column = isinstance(record, dict) and field in record  # also one whose name has dots
+    for name in [field] if is_column else field.split("."):
         if not isinstance(value, dict) or name not in value:
             known = ", ".join(map(str, value)) if isinstance(value, dict) else shorten(repr(value))
             raise DataError(f"{where}: there is no field {field!r}, but {known or 'nothing'}")
@@ -236,7 +237,8 @@ def _parquet(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, Any]]:
     parquet = optional_dependencies.load("pyarrow.parquet")
     try:
         file = parquet.ParquetFile(path)
-        columns = {field.split(".")[0] for field in fields} & set(file.schema_arrow.names)
+        known = set(file.schema_arrow.names)
+        columns = {field if field in known else field.split(".")[0] for field in fields} & known
         batches = file.iter_batches(columns=sorted(columns) or None)
         yield from enumerate((each for batch in batches for each in batch.to_pylist()), start=1)
     except (OSError, optional_dependencies.load("pyarrow").ArrowException) as error:
