@@ -172,8 +172,8 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     """The texts under `fields` of each record of a file, in order.
 
     A dotted name is that of a field, or leads into a record within the record, as in
-    `translation.en`. Raises `DataError`, with the number of the record, where a field is absent or holds no text, and for a file that
-    cannot be read.
+    `translation.en`. Raises `DataError`, with the number of the record, where a field is absent or
+    holds no text, and for a file that cannot be read.
 
     >>> _ = Path("pairs.jsonl").write_text('{"en": "A house.", "de": "Ein Haus.", "id": 7}')
     >>> list(read_fields("pairs.jsonl", ["en", "de"]))
