@@ -20,6 +20,9 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.sample_tables import write_table
+from experiments.harness.runs.shared_inputs import check_shared
+from experiments.harness.runs.sources import identity
+from experiments.harness.runs.text_cache import NOTHING_KEPT
 from experiments.harness.training import held_out_loss, metric_inputs
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.run_summary import describe_folder
@@ -264,6 +267,9 @@ def main(options: EvaluateOptions) -> None:
     config = loaded.config
     if config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
+    check_shared(
+        lambda: {f"the file {name}": identity(name, NOTHING_KEPT) for name in options.files}
+    )
     name = options.part if not options.files else ", ".join(options.files)
     stride = options.stride or config.data.seq_len
     with tempfile.TemporaryDirectory() as folder:

@@ -18,12 +18,13 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed, sample_tables
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
+from experiments.harness.runs.shared_inputs import described_lines
 from experiments.harness.training.rows import Rows, choose, predict
 from experiments.language_modelling import finetune_start
 from experiments.language_modelling.finetune_presets import PRESETS, FinetuneConfig
 from experiments.language_modelling.prepare import tokenizer_digest
 from experiments.language_modelling.tasks import TASKS, Encoded, Scored
-from jaxformer.distributed import Strategy
+from jaxformer.distributed import Strategy, assert_processes_agree
 from jaxformer.errors import ConfigError
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -122,6 +123,7 @@ def prepare(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer) -> Prepa
             kind.write_facts(folder, facts)
         encode = partial(kind.encode, config, tokenizer, facts=facts)
         encoded = {part: encode(some) for part, some in items.items() if some}
+    assert_processes_agree({f"the {part} examples": _described(x) for part, x in items.items()})
     train = encoded.pop("train").examples
     seed, labels = config.training.seed, getattr(train, "labels", np.zeros((0, 2)))
     chosen = choose(
@@ -129,6 +131,10 @@ def prepare(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer) -> Prepa
     )
     display.say(f"{len(chosen):,} rows to learn from")
     return Prepared(facts, Rows(train, chosen, data.batch_size, seed), encoded)
+
+
+def _described(items: list[Any]) -> str:
+    return described_lines([repr(item) for item in items])
 
 
 def score(run: training.OpenRun, name: str, scored: Scored, text: Encoded) -> None:

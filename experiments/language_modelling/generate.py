@@ -17,6 +17,7 @@ from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.shared_inputs import check_shared_files
 from experiments.harness.runs.text_io import read_text, read_texts
 from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import load_run
@@ -92,7 +93,12 @@ def main(options: GenerateOptions) -> None:
     loaded = load_members(lambda folder: load_run(folder, options), options.run, int8=options.int8)
     is_masked = loaded.config.objective == "masked"
     texts = options.text
+    if options.input == "-" and options.asks_for_several:
+        raise ConfigError(
+            "several processes continue one text, but each has a standard input: give --input FILE"
+        )
     if options.input:
+        check_shared_files([options.input])
         texts = read_texts((), options.input) if is_masked else (read_text(options.input),)
     if isinstance(loaded.model, EncoderOnly):
         raise ConfigError(f"{options.run} is an encoder without a head that fills in: use jf.embed")

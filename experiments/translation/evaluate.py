@@ -15,6 +15,7 @@ from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members
 from experiments.harness.runs.sample_tables import write_lines
+from experiments.harness.runs.shared_inputs import check_shared, described_lines
 from experiments.harness.runs.text_io import check_output
 from experiments.harness.training import metric_inputs
 from experiments.harness.training.training_config import text_cache
@@ -71,6 +72,7 @@ def main(options: EvaluateOptions) -> None:
     check_output(options.output, options.source, options.target)
     load = partial(load_decoding, options=options)
     loaded = load_members(load, options.run, int8=options.int8)
+    check_shared(lambda: {"the text": described_lines(*_text(options, loaded))})
     text = _text(options, loaded)
     if options.forced:
         _print_forced(loaded, text, options)

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_folder, user_cache
+from experiments.harness.runs.shared_inputs import described_lines
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import initialization
 from experiments.harness.training.training_config import text_cache
@@ -65,7 +66,13 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         if start not in (None, folder) and distributed.is_first():
             _copy_tokenizers(start, folder)
         wanted = {"text": corpus.fingerprint, "vocabularies": _wanted(config, folder, start)}
-    assert_processes_agree({"training text": wanted["text"]})
+    assert_processes_agree(
+        {
+            "the training text": corpus.fingerprint,
+            "the validation text": described_lines(*corpus.validation),
+            "the test text": described_lines(*corpus.test),
+        }
+    )
     with distributed.together():
         if distributed.is_first():
             _prepare(config, cache, corpus.train, wanted, folder, start is None)

@@ -16,6 +16,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.sample_tables import one_line
+from experiments.harness.runs.shared_inputs import check_shared_files
 from experiments.harness.runs.text_io import check_output, open_binary, read_chunks, source_name
 from experiments.translation.corpus import read_known_words, unknown_words
 from experiments.translation.load_run import load_decoding
@@ -53,6 +54,8 @@ class TranslateOptions(DecodingOptions):
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
+    if options.input != "-":
+        check_shared_files([options.input])
     load = partial(load_decoding, options=options, n_best=options.n_best)
     loaded = load_members(load, options.run, int8=options.int8)
     if options.input == options.output == "-" and text_io.is_interactive():

@@ -35,7 +35,8 @@ class Termination(AbstractContextManager["Termination"]):
     Outside of `requests` a signal of `numbers` raises `SystemExit` in the main thread
     (`KeyboardInterrupt` for SIGINT); if that has not ended the process after five seconds, the
     thread does, with 128 plus the signal's number. A second SIGTERM or SIGINT ends it at once.
-    Enter it in the main thread, after `initialize`. `say` gets the reason of an end.
+    Enter it in the main thread, after `initialize`. The thread calls `say` with the reason of an
+    end, `at_first` with the number of the first signal, and `at_end` before it ends the process.
     """
 
     def __init__(
@@ -43,10 +44,13 @@ class Termination(AbstractContextManager["Termination"]):
         numbers: Sequence[int] = _QUITTING,
         *,
         say: Callable[[str], None] = _log.warning,
+        at_first: Callable[[int], None] = lambda number: None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.number: int | None = None
         """The first signal; None before it."""
-        self._numbers, self._say = tuple(numbers), say
+        self._numbers = tuple(numbers)
+        self._say, self._at_first, self._at_end = say, at_first, at_end
         self._loop: _Loop | None = None
         self._deadline: float | None = None
 
@@ -116,9 +120,11 @@ class Termination(AbstractContextManager["Termination"]):
     def _hear(self, number: int) -> None:
         if self.number is not None:
             if number in _QUITTING:
+                self._at_end()
                 os._exit(128 + number)
             return
         self.number = number
+        self._at_first(number)
         self._deadline = time.monotonic() + (_UNWINDING if self._loop is None else self._loop.grace)
         if self._loop is not None:
             self._give_notice()
@@ -144,6 +150,7 @@ class Termination(AbstractContextManager["Termination"]):
                 f"{name}: the step has not ended, so another process has not joined it: this one "
                 "ends without saving, and the next start resumes from the newest checkpoint"
             )
+        self._at_end()
         os._exit(128 + number)
 
 

@@ -8,7 +8,6 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, ClassVar
 
 import jax
@@ -19,9 +18,14 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from jaxformer import distributed
 from jaxformer.config import Checked, Count, Natural, to_plain
+from jaxformer.distributed import Termination
 from jaxformer.errors import ConfigError
 
-SIGNALS = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1
+SIGNALS = tuple(
+    number
+    for number in signal.Signals
+    if number.name in ("SIGTERM", "SIGINT", "SIGHUP", "SIGUSR1")  # Windows has the first two
+)
 """Requests to stop: of the system, the keyboard, a terminal that closes, and a job's time limit."""
 _AT_ONCE = signal.SIGTERM, signal.SIGINT
 _LOST_PROCESS = ("Gloo", "NCCL", "Socket closed", "coordination service")
@@ -74,30 +78,36 @@ def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
 
 
 @contextmanager
-def joined(config: ProcessOptions) -> Iterator[None]:
+def joined(config: ProcessOptions) -> Iterator[Termination | None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
     Enter it before anything touches a device, or when the processes have joined already; all leave
-    it together. Raises `ConfigError` as `jaxformer.distributed.initialize` does, and when the
-    processes have different settings.
+    it together. Yields what ends one of several on a signal: see `asked_to_stop`.
+
+    Raises `ConfigError` as `jaxformer.distributed.initialize` does, and when the processes have
+    different settings.
     """
     if not config.asks_for_several:
-        yield
+        yield None
         return
     if not jax.distributed.is_initialized():  # another run may have joined before, as of a sweep
         distributed.initialize(config.coordinator or None, config.num_processes, config.process_id)
-    settings = config_files.flat(to_plain(config))
-    settings.pop("process_id")
-    kind = {"experiment": type(config).__name__, "count of settings": len(settings)}
-    distributed.assert_processes_agree(kind)
-    distributed.assert_processes_agree(settings)
     with contextlib.ExitStack() as stack:
+        termination = stack.enter_context(_termination()) if _is_main_thread() else None
+        check_same_settings(config)
         if not is_first():
             silence = stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
             stack.enter_context(contextlib.redirect_stdout(silence))
         with lost_process_explained():
-            yield
+            yield termination
         wait("end")  # a process that ends early would stop the runtime of the others
+
+
+def check_same_settings(config: ProcessOptions) -> None:
+    """Raises `ConfigError` in all processes where they have different settings."""
+    settings = config_files.flat(to_plain(config))
+    settings.pop("process_id")
+    distributed.assert_processes_agree({"experiment": type(config).__name__} | settings)
 
 
 @contextmanager
@@ -156,58 +166,104 @@ def together() -> Iterator[None]:
 
 
 @contextmanager
-def asked_to_stop() -> Iterator[Callable[[], bool]]:
+def asked_to_stop(
+    termination: Termination | None = None, is_saving: Callable[[], bool] = lambda: False
+) -> Iterator[Callable[[], bool]]:
     """Within it, the first signal of `SIGNALS` only makes the yielded function return True.
 
     Call it once after each step. The loop then saves and leaves, and the process ends with 128 plus
     the signal's number. A second SIGTERM or SIGINT ends the process at once (while XLA compiles, as
-    soon as it has). Of several processes it is enough that one gets a signal: JAX's runtime passes
-    SIGTERM on, and the function returns True in all of them after the same step; only SIGINT counts
-    as a second signal. SIGHUP and SIGUSR1 that are ignored at the start, as by nohup, stay so. The
+    soon as it has). SIGHUP and SIGUSR1 that are ignored at the start, as by nohup, stay so. The
     previous handlers are restored on leaving. Outside the main thread, which alone may have
     handlers, nothing asks.
+
+    Of several processes, which give the `termination` of `joined`, it is enough that one gets a
+    signal: the function returns True in all of them after the same step. One whose step does not
+    end, because another process has not joined it, ends unless `is_saving()`.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield lambda: False
-        return
-    asked: list[int] = []
+    noted: list[int] = []
     ending: list[int] = []
-    calls, several = count(1), is_several()
-    is_on_terminal = sys.stdout.isatty() or sys.stderr.isatty()
+    with contextlib.ExitStack() as stack:
+        if termination is not None:
+            is_asked = stack.enter_context(termination.requests(is_saving))
+        elif _is_main_thread():
+            noted = stack.enter_context(_noted_signals())
+
+        def stop() -> bool:
+            asked = bool(noted) if termination is None else is_asked()
+            if asked and not ending:
+                first = noted[0] if termination is None else termination.number
+                ending.append(first or signal.SIGTERM)  # None: another process was asked
+                name = signal.Signals(ending[0]).name
+                message = f"{name}: saving after the current step; once more to quit now"
+                display.say(message, sys.stderr)
+            return bool(ending)
+
+        yield stop
+    if ending or noted:
+        raise SystemExit(128 + (ending or noted)[0])
+
+
+@contextmanager
+def _noted_signals() -> Iterator[list[int]]:
+    """Within it, signals are added to the yielded list; a second SIGTERM or SIGINT is the end."""
+    noted: list[int] = []
+    close_terminal = _terminal_closer()
 
     def note(number: int, frame: object) -> None:
-        if asked and number in _AT_ONCE:
+        if noted and number in _AT_ONCE:
             display.show_cursor()
             os._exit(128 + number)
-        asked.append(number)
-        if number == signal.SIGHUP and is_on_terminal:  # which takes no more words
-            nowhere = os.open(os.devnull, os.O_RDWR)
-            for stream in (0, 1, 2):
-                os.dup2(nowhere, stream)
-        if several and len(asked) == 1:
-            signal.raise_signal(signal.SIGTERM)
+        noted.append(number)
+        close_terminal(number)
 
-    def stop() -> bool:
-        # JAX agrees in the background on a step that no process has passed: a call costs no message
-        is_asked = (
-            multihost_utils.reached_preemption_sync_point(next(calls)) if several else bool(asked)
-        )
-        if is_asked and not ending:
-            ending.extend(asked[:1] or [signal.SIGTERM])
-            name = signal.Signals(ending[0]).name
-            display.say(f"{name}: saving after the current step; once more to quit now", sys.stderr)
-        return bool(ending)
-
-    before = {number: signal.getsignal(number) for number in SIGNALS}
-    for number, handler in before.items():
-        is_ours = number != signal.SIGTERM if several else True  # that one is JAX's
-        # A shell ignores SIGINT for whatever it starts in the background: that one is heard.
-        if is_ours and (number in _AT_ONCE or handler is not signal.SIG_IGN):
-            signal.signal(number, note)
+    before = {number: signal.getsignal(number) for number in _heard_signals()}
+    for number in before:
+        signal.signal(number, note)
     try:
-        yield stop
+        yield noted
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-    if ending or (asked and not several):
-        raise SystemExit(128 + (ending or asked)[0])
+
+
+def _termination() -> Termination:
+    """The end of one of several processes on a signal."""
+    return Termination(
+        _heard_signals(),
+        say=lambda message: display.say(message, sys.stderr),
+        at_first=_terminal_closer(),
+        at_end=display.show_cursor,
+    )
+
+
+def _heard_signals() -> list[signal.Signals]:
+    """The requests to stop that this process hears.
+
+    A shell ignores SIGINT for whatever it starts in the background: that one is heard.
+    """
+    return [
+        number
+        for number in SIGNALS
+        if number in _AT_ONCE or signal.getsignal(number) is not signal.SIG_IGN
+    ]
+
+
+def _terminal_closer() -> Callable[[int], None]:
+    """A function of a signal that sends what is printed nowhere after SIGHUP.
+
+    The terminal that this process was started at takes no more words then.
+    """
+    is_on_terminal = sys.stdout.isatty() or sys.stderr.isatty()
+
+    def close(number: int) -> None:
+        if is_on_terminal and signal.Signals(number).name == "SIGHUP":
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            for stream in (0, 1, 2):
+                os.dup2(nowhere, stream)
+
+    return close
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()

@@ -73,7 +73,9 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
     if config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")
     with ExitStack() as stack:
-        preempted = stack.enter_context(asked_to_stop())
+        preempted = stack.enter_context(
+            asked_to_stop(run.termination, lambda: checkpoints.is_saving)
+        )
         progress = stack.enter_context(
             Progress(
                 total,

@@ -13,6 +13,7 @@ from jax.tree_util import Partial
 from experiments.harness.cli import config_files, display
 from experiments.harness.runs import distributed, run_folder
 from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.shared_inputs import check_shared_folder
 from experiments.harness.training import parameters
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.task import Task
@@ -126,6 +127,8 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
     source = getattr(config, option)
     if not source or run.checkpoints.steps():
         return state
+    folder = locate(source) if parent is None else parent.folder
+    check_shared_folder(folder, lambda: parent.weights.steps if parent else [])
     with display.phase(f"reading {source}"):
         if config.continue_from:
             state, steps = _continued(config, state, parent, task.batches.fingerprint)

@@ -6,6 +6,7 @@ from typing import Any
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.runs.shared_inputs import check_shared_folder
 from experiments.harness.training.build import build_attention
 from jaxformer.distributed import Strategy
 from jaxformer.pretrained import Loaded, is_pretrained, load
@@ -20,6 +21,7 @@ def load_run(
     The weights are those that `options` name, on `devices` or theirs. Raises what
     `run_folder.load_config` and `jf.load` do.
     """
+    check_shared_folder(folder, lambda: options.weights.steps)
     asked: Any = {"checkpoint": options.checkpoint, "step": options.step}
     asked["strategy"] = devices or options.strategy
     if is_pretrained(locate(folder)):

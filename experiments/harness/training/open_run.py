@@ -23,7 +23,7 @@ from experiments.harness.training.fewest_parts import with_found_parts
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import to_plain
-from jaxformer.distributed import Strategy
+from jaxformer.distributed import Strategy, Termination
 from jaxformer.runtime import setup_process
 
 
@@ -42,6 +42,8 @@ class OpenRun:
     """The score that early stopping goes by."""
     device_checks: list[CheckResult] = field(default_factory=list)
     """The comparisons on its devices that the run relies on, for env.json; the model adds some."""
+    termination: Termination | None = None
+    """The end of one of several processes on a signal; None: this process is the only one."""
 
     @property
     def folder(self) -> Path:
@@ -81,14 +83,16 @@ def open_run(
     named_values.check_named_values(config)
     watched = stopping_metric(config.training, scores)
     with ExitStack() as stack:
-        stack.enter_context(distributed.joined(config))
+        termination = stack.enter_context(distributed.joined(config))
         # Before the screen: it starts a thread, and glibc gives a thread that starts earlier a heap
         # of its own, which returns its large memory to the system after each step. Compiled
         # programs are code: they never come from a folder that may be a stranger's.
         setup = setup_process(user_cache.cache_folder() / "programs")
         stack.enter_context(display.opened())
         devices = choose_devices(config.strategy, config.mesh, setup.compiler_options)
-        config = parent(with_found_parts(config, experiment))
+        with distributed.together():
+            config = parent(with_found_parts(config, experiment))
+        distributed.check_same_settings(config)  # it has sizes of what it starts from
         log = run_folder.open_folder(
             config.runs, experiment, config.name, config, may_differ=config.free_fields()
         )
@@ -115,6 +119,7 @@ def open_run(
             log=log,
             watched=watched,
             device_checks=device_checks,
+            termination=termination,
         )
         try:
             yield run
