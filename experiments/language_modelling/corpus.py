@@ -111,8 +111,8 @@ def load_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
             f"corpus={config.corpus!r} comes from files: give --data.train FILE .., or one of the "
             f"corpora {', '.join(_BUILT_IN)}"
         )
-    validation = part_of(config.validation, config) or corpus.validation
-    test = part_of(config.test, config) or corpus.test
+    validation = part_of(config.validation, config, cache) or corpus.validation
+    test = part_of(config.test, config, cache) or corpus.test
     corpus = corpus._replace(validation=_beginning(validation, config), test=test)
     if config.document_id is not None and not any(isinstance(x, IdPart) for x in corpus):
         raise ConfigError(_no_ids(config.document_id))
@@ -125,13 +125,19 @@ def _no_ids(document_id: int) -> str:
     )
 
 
-def part_of(files: tuple[str, ...], config: DataConfig) -> Part | IdPart | None:
-    """The documents of `files`, cut as `config` says, or None where none are given."""
+def part_of(
+    files: tuple[str, ...], config: DataConfig, cache: TextCache = NOTHING_KEPT
+) -> Part | IdPart | None:
+    """The documents of `files`, cut as `config` says, or None where none are given.
+
+    Your own functions among them are called here, and not again.
+    """
     if not files:
         return None
     if is_ids(files):
         return id_part(files, config.document_id, isolate=config.isolate_documents)
-    return Part(tuple(files), config.split, field=config.text_field)
+    paths = tuple(sources.called_once(name, (config.text_field,), cache) for name in files)
+    return Part(paths, config.split, field=config.text_field)
 
 
 def _beginning(part: Part | IdPart, config: DataConfig) -> Part | IdPart:
@@ -170,8 +176,8 @@ def _read_metadata(part: Part) -> dict[str, Any]:
 
 
 def _from_files(config: DataConfig, cache: TextCache) -> Corpus:
-    whole = part_of(config.train, config)
-    assert whole is not None
+    whole = part_of(config.train, config, cache)
+    assert whole is not None  # `config.train` names files
     if config.validation:
         return Corpus(whole, whole, None)
     if isinstance(whole, IdPart):

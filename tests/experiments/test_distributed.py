@@ -122,7 +122,8 @@ def test_what_one_of_two_cannot_do_ends_both_with_its_code_and_a_sentence(text):
         "error: runs/language_modelling/tiny is not shared by all hosts: give --runs a shared"
     )
     for index, said in enumerate((first, second)):
-        assert f"do not agree on training.seed: process {index} of 2 has" in said[0]
+        assert "do not agree on training.seed: process 1 differs from process 0" in said[0]
+        assert f"process {index} of 2 has training.seed" in said[0]
         assert said[1].count("error: ") == said[1].count(unshared) == 1
     assert "bad.txt:1" in first[2] and "error: process 0 has failed: see its mess" in second[2]
     assert not (text / "other").exists() and not list(text.rglob(".start-*"))

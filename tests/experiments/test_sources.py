@@ -4,9 +4,11 @@ import gzip
 import json
 import os
 
+import numpy as np
 import pytest
 
 from experiments.harness.runs import sources
+from experiments.harness.runs.sample_tables import lines_digest
 from experiments.harness.runs.sources import kind_of, read_fields
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
@@ -222,3 +224,45 @@ def test_a_text_that_is_not_there_or_can_be_read_once_has_no_identity(tmp_path):
         DataError, match="pipe is no regular file, and a text is read several times"
     ):
         sources.identity(str(tmp_path / "pipe"), cache)
+
+
+DOCUMENTS = [f"document {number} of {number * number}" for number in range(293)]
+calls: list[int] = []
+
+
+def shuffled_documents():
+    """The same documents in another order at each call."""
+    calls.append(len(calls))
+    order = np.random.default_rng(len(calls)).permutation(len(DOCUMENTS))
+    yield from (DOCUMENTS[i] for i in order)
+
+
+def shuffled_pairs():
+    """The same pairs in another order at each call."""
+    yield from ((text, text[::-1]) for text in shuffled_documents())
+
+
+def test_own_documents_in_another_order_at_each_call_are_held_out_of_what_is_trained_on(tmp_path):
+    calls.clear()
+    config = LanguageData(train=("tests.experiments.test_sources:shuffled_documents",))
+    parts = language_corpus.load_corpus(config, TextCache(tmp_path))
+    train, validation = (
+        ["".join(document) for document in part.documents()]
+        for part in (parts.train, parts.validation)
+    )
+    again = ["".join(document) for document in parts.train.documents()]
+    assert len(calls) == 1 and train == again
+    assert sorted("".join(train + validation)) == sorted("".join(DOCUMENTS))
+    assert validation and not set(validation) & set(train)
+
+
+@pytest.mark.parametrize("fields", [("source", "target"), ("pair.en", "pair.de")])
+def test_own_pairs_in_another_order_at_each_call_are_read_at_one_call(tmp_path, fields):
+    calls.clear()
+    name = "tests.experiments.test_sources:shuffled_pairs"
+    config = DataConfig(train=Files(name, "", *fields), corpus="files")
+    opened = open_corpus(config, TextCache(tmp_path))
+    train = opened.train()
+    assert len(calls) == 1 and opened.fingerprint == lines_digest(*train)
+    assert train == opened.train() and train.source == [text[::-1] for text in train.target]
+    assert sorted(train.source + opened.validation.source) == sorted(DOCUMENTS)

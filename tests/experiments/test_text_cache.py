@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from experiments.harness import cli
+from experiments.harness.runs import text_cache
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import prepare as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE
@@ -174,3 +175,25 @@ def test_a_file_is_read_again_only_when_size_time_or_inode_change(cache, tmp_pat
     assert cache.digest(fresh) == before
     fresh.write_bytes(b"fog")
     assert cache.digest(fresh) != before, "a file changed just now may change again unseen"
+
+
+def test_a_text_changed_in_the_second_of_its_digest_is_another_text(tmp_path, monkeypatch):
+    """On a file system that keeps whole seconds, such as exFAT's and HFS+'s, and old NFS."""
+    status_of = text_cache._status
+
+    def in_seconds(path):
+        *numbers, modified, changed = status_of(path)
+        return [*numbers, modified // 10**9 * 10**9, changed // 10**9 * 10**9]
+
+    monkeypatch.setattr(text_cache, "_status", in_seconds)
+    cache, path = TextCache(tmp_path / "texts"), tmp_path / "a.txt"
+    while time.time() % 1 > 0.3:
+        time.sleep(0.05)
+    path.write_text("a house\n")
+    time.sleep(0.1)
+    first = cache.digest(path)
+    path.write_text("a mouse\n")
+    assert cache.digest(path) != first
+    time.sleep(2.6 - time.time() % 1 + 1)
+    kept = cache.digest(path)
+    assert cache.digest(path) == kept and any((tmp_path / "texts" / "records").iterdir())

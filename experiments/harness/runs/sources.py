@@ -13,11 +13,13 @@ package.module:name             your own function without arguments
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.runs.user_cache import cache_folder
 from jaxformer import optional_dependencies
 from jaxformer.config import import_by_name, is_import_name
 from jaxformer.errors import ConfigError, DataError, shorten
@@ -166,6 +168,44 @@ def identity(name: str, cache: TextCache) -> str:
             "and give that"
         )
     return f"{kind} {cache.digest(path)}"
+
+
+def called_once(name: str, fields: Sequence[str], cache: TextCache) -> str:
+    """`name`; in place of your own function, the file of what it gives at this one call.
+
+    A text is read several times, and your function may give another order each time, which would
+    train on what it is tested with. The file has the `fields` that the text is read by, and is kept
+    in `cache`, or in the user's.
+    """
+    if kind_of(name) != "function":
+        return name
+    folder = (cache.folder or cache_folder()) / "called"
+    folder.mkdir(parents=True, exist_ok=True)
+    digest = hashlib.sha256()
+    with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".jsonl", delete=False) as file:
+        try:
+            for texts in _called(name, len(fields)):
+                line = json.dumps(_record_of(fields, texts)).encode() + b"\n"
+                digest.update(line)
+                file.write(line)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+    path = folder / f"{name.partition(':')[2]}-{digest.hexdigest()[:32]}.jsonl"
+    os.replace(file.name, path)
+    return str(path)
+
+
+def _record_of(fields: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
+    """A record that has `texts` under the dotted `fields`."""
+    record: dict[str, Any] = {}
+    for field, text in zip(fields, texts, strict=True):
+        *groups, last = field.split(".")
+        inner = record
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[last] = text
+    return record
 
 
 def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[tuple[str, ...]]:

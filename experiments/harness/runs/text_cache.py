@@ -24,7 +24,9 @@ from jaxformer.records import Record
 from jaxformer.text.data import Tokens, open_tokens
 
 _SETTLED_NS = 50_000_000
-"""A file that changed more recently may change again without another time of modification."""
+_SETTLED_OF_SECONDS_NS = 2_500_000_000
+"""A file that changed more recently may change again without another time of modification; the
+longer time is for file systems that keep whole seconds, or every second one."""
 
 
 class TextCache:
@@ -46,7 +48,7 @@ class TextCache:
         if self.folder is None or not path.is_file():
             return _digest(path)
         status = _status(path)
-        if time.time_ns() - status[-1] <= _SETTLED_NS:
+        if not _is_settled(status):
             return _digest(path)
         return self.record(["file", *status], lambda: {"digest": _digest(path)})["digest"]
 
@@ -127,6 +129,13 @@ def _digest(path: Path) -> str:
         return file_digest(path)
     tokens = open_tokens(path)
     return Tokens(tokens.ids, tokens.offsets).fingerprint
+
+
+def _is_settled(status: list[int]) -> bool:
+    """Whether a file with this status cannot have changed since without another status."""
+    in_seconds = all(time_ns % 10**9 == 0 for time_ns in status[-2:])
+    settled = _SETTLED_OF_SECONDS_NS if in_seconds else _SETTLED_NS
+    return time.time_ns() - status[-1] > settled
 
 
 def _status(path: Path) -> list[int]:
