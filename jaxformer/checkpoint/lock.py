@@ -8,7 +8,7 @@ import time
 import uuid
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from jaxformer import storage
 from jaxformer.errors import ConfigError
@@ -124,6 +124,18 @@ class Lease(Lock):
             "expires": time.time() + _LEASE,
         }
         return json.dumps(content).encode()
+
+
+def wait_for_lock(file: IO[Any]) -> None:
+    """Returns when no other process has the lock of an open file, and takes it until it is closed.
+
+    Where the system or the file system has no locks, nothing is locked.
+    """
+    if importlib.util.find_spec("fcntl") is not None:
+        import fcntl
+
+        with suppress(OSError):
+            fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def lock(folder: Path) -> Lock:

@@ -38,7 +38,7 @@ def no_schedules_of_earlier_tests():
 def tpu_devices():
     """tpu_devices("v5e:4x4") -> the devices of that topology, to compile for."""
     if find_spec("libtpu") is None:
-        pytest.skip("libtpu is not installed: pip install 'jaxformer[compilers]' (Python 3.12)")
+        pytest.skip("libtpu is not installed: pip install -e '.[compilers]' (Python 3.12)")
     ask_for_schedules()
 
     def devices_of(name: str) -> list[jax.Device]:
@@ -52,7 +52,7 @@ def tpu_devices():
 def gpus():
     """gpus("h100", 4) -> that many GPUs of one host, to compile for."""
     if find_spec("jax_cuda13_plugin") is None:
-        pytest.skip("the CUDA plugin is not installed: pip install 'jaxformer[cuda13]'")
+        pytest.skip("the CUDA plugin is not installed: pip install -e '.[cuda13]'")
 
     def devices_of(name: str, count: int) -> list[jax.Device]:
         return list(devices(parse_target(name), count))

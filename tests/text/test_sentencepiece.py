@@ -153,6 +153,7 @@ def test_without_sentencepiece_the_extra_is_named(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setattr(sys, "meta_path", [Absent(), *sys.meta_path])
     with pytest.raises(
-        optional_dependencies.MissingExtra, match=r"pip install 'jaxformer\[subwords\]'"
+        optional_dependencies.MissingExtra,
+        match="pip install protobuf sentencepiece, which is",
     ):
         tokenizers.load(tmp_path)

@@ -27,7 +27,11 @@ from jaxformer.errors import (
 )
 
 _TERMINATED = 128 + signal.SIGTERM
-_STOPPED = {128 + x: x.name for x in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)}
+_STOPPED = {  # Windows has only the first
+    128 + number: number.name
+    for number in signal.Signals
+    if number.name in ("SIGTERM", "SIGHUP", "SIGUSR1")
+}
 _CODES: tuple[tuple[type[BaseException], int], ...] = (
     (ConfigError, 2),
     (MissingExtra, 2),
@@ -108,6 +112,8 @@ def _names_a_file(error: OSError) -> bool:
 
 def _is_output_closed() -> bool:
     """True if the reader of stdout is gone (`| head`); then /dev/null takes its place."""
+    if not hasattr(select, "poll"):  # as on Windows
+        return False
     with contextlib.suppress(OSError, ValueError):  # a stream without a file
         output, poll = sys.stdout.fileno(), select.poll()
         poll.register(output, 0)

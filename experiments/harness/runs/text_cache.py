@@ -5,7 +5,6 @@ RUNS/texts/KEY/               the files made from KEY, and their checksums in ma
 """
 
 import contextlib
-import fcntl
 import hashlib
 import importlib.metadata
 import json
@@ -19,6 +18,7 @@ from typing import Any
 from experiments.harness.cli import display
 from experiments.harness.runs.user_cache import cache_folder, file_digest, local_copy
 from jaxformer import __version__, records, storage
+from jaxformer.checkpoint.lock import wait_for_lock
 from jaxformer.errors import DataError
 from jaxformer.records import Record
 from jaxformer.text.data import Tokens, open_tokens
@@ -78,8 +78,7 @@ class TextCache:
         self.folder.mkdir(parents=True, exist_ok=True)
         entry = self.folder / _key(made_from)
         with open(entry.with_suffix(".lock"), "a", encoding="utf-8") as lock:
-            with contextlib.suppress(OSError):  # some file systems have no locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
+            wait_for_lock(lock)
             if not self._is_intact(entry):
                 self._make(entry, make)
             for path in entry.iterdir():

@@ -73,7 +73,8 @@ def start_folder(config: Any, experiment: str) -> Path | None:
     """The folder of the run, or of transformers, that `config` starts from; None for neither.
 
     It is the run's own once it has begun. Raises `ConfigError` for what is no folder, and for what
-    is no run where `continue_from` names it, `CheckpointError` for a run without a checkpoint.
+    is no run where `continue_from` names it, `CheckpointError` for a run without a checkpoint, and
+    `ConfigError` where several processes read other files there.
     """
     own = run_folder.folder_of(config.runs, experiment, config.name)
     if is_begun(own):
@@ -86,6 +87,7 @@ def start_folder(config: Any, experiment: str) -> Path | None:
     folder = locate(config.init_from) if parent is None else parent.folder
     if not is_pretrained(folder) and (folder / "config.json").is_file():
         _ = (parent or RunOptions(str(folder))).weights  # raises where it has none
+    check_shared_folder(folder, lambda: parent.weights.steps if parent else [])
     return folder
 
 
@@ -127,8 +129,6 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
     source = getattr(config, option)
     if not source or run.checkpoints.steps():
         return state
-    folder = locate(source) if parent is None else parent.folder
-    check_shared_folder(folder, lambda: parent.weights.steps if parent else [])
     with display.phase(f"reading {source}"):
         if config.continue_from:
             state, steps = _continued(config, state, parent, task.batches.fingerprint)
