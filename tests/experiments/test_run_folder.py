@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from experiments.harness.runs import environment
+from experiments.harness.runs import environment, run_folder
 from experiments.harness.runs.run_folder import Run, load_config, open_folder
 from jaxformer import records
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, to_plain
 from jaxformer.errors import ConfigError, DataError
 from tests.distributed.test_out_of_memory import files_no_longer_than
@@ -277,3 +279,37 @@ def test_a_folder_that_vanished_does_not_stop_the_training(tmp_path, capsys):
     run.resume(1)
     said = capsys.readouterr().err
     assert said.count(str(tmp_path / "gone" / "metrics.jsonl")) == 1
+
+
+def test_numbers_are_compared_as_values_and_truth_values_are_none():
+    stored = {"model": {"scalar": 256, "rate": 0.5}, "deep": 1}
+    now = {"model": {"scalar": 256.0, "rate": 0.5}, "deep": 1}
+    run_folder.refuse_differences(stored, now, Path("run"), ())
+    for other in ({"scalar": 257.0, "rate": 0.5}, {"scalar": 256.0, "rate": "0.5"}):
+        with pytest.raises(ConfigError, match="model.(scalar|rate) is .* there but"):
+            run_folder.refuse_differences(stored, now | {"model": other}, Path("run"), ())
+    with pytest.raises(ConfigError, match="deep is 1 there but true here"):
+        run_folder.refuse_differences(stored, now | {"deep": True}, Path("run"), ())
+
+
+def test_fewer_steps_than_a_run_has_done_are_refused_and_its_record_stays(tmp_path):
+    @dataclass
+    class Optimizer:
+        total_steps: int
+
+    @dataclass
+    class Config:
+        optimizer: Optimizer
+
+    def opened(total):
+        config, free = Config(Optimizer(total)), ["optimizer.total_steps"]
+        return run_folder.open_folder(tmp_path, "task", "run", config, may_differ=free).folder
+
+    folder = opened(8)
+    with Checkpoints(folder / "checkpoints") as checkpoints:
+        checkpoints.save(8, {"w": np.ones(3)})
+    written = (folder / "config.json").read_bytes()
+    with pytest.raises(ConfigError, match="is at step 8 already, but optimizer.total_steps=4: gi"):
+        opened(4)
+    assert (folder / "config.json").read_bytes() == written
+    assert opened(8) == opened(13) == folder

@@ -3,6 +3,7 @@
 import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import re
 import sys
 import time
@@ -17,6 +18,7 @@ from experiments.harness.runs import distributed
 from experiments.harness.runs.environment import environment_of, write_environment
 from experiments.harness.runs.loggers import Logger, MetricsFile, TensorBoard
 from jaxformer import records, storage
+from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import (
     check_trusted,
     from_plain,
@@ -66,6 +68,7 @@ def _record(folder: Path, settings: Any, may_differ: Iterable[str]) -> None:
         refuse_differences(
             config_files.read_object(folder / "config.json"), settings, folder, may_differ
         )
+    _refuse_fewer_steps(settings, folder)
     folder.mkdir(parents=True, exist_ok=True)
     write_environment(folder)
     records.write_json(folder / "config.json", settings)
@@ -140,12 +143,40 @@ def refuse_differences(
     for field in sorted(before.keys() | now.keys()):
         pair = before.get(field, "absent"), now.get(field, "absent")
         imported = any(is_import_name(text.strip('"')) for text in pair)
-        if pair[0] != pair[1] and (imported or not f"{field}.".startswith(free)):
+        if not _are_equal(*pair) and (imported or not f"{field}.".startswith(free)):
             wrong.append(f"{field} is {pair[0]} there but {pair[1]} here")
     if wrong:
         raise ConfigError(
             f"{folder} was made with another configuration: {'; '.join(wrong)}: use another "
             "--name, or give the stored value"
+        )
+
+
+def _are_equal(before: str, now: str) -> bool:
+    """Whether two JSON texts stand for one value: 256 and 256.0 do, 1 and true do not."""
+    if before == now:
+        return True
+    with contextlib.suppress(ValueError):  # "absent"
+        values = json.loads(before), json.loads(now)
+        are_numbers = all(type(value) in (int, float) for value in values)
+        return are_numbers and values[0] == values[1]
+    return False
+
+
+def _refuse_fewer_steps(settings: dict, folder: Path) -> None:
+    """Raises `ConfigError` where the run in `folder` has done more steps than `settings` ask for.
+
+    Its config.json would otherwise tell of a shorter run than the one whose weights are there.
+    """
+    total = settings.get("optimizer", {}).get("total_steps")
+    names = [path.name for path in (folder / "checkpoints").glob("[0-9]*")]
+    if not isinstance(total, int) or not any(x.isdecimal() and int(x) > total for x in names):
+        return
+    steps = Checkpoints(folder / "checkpoints").steps()
+    if steps and total < steps[-1]:
+        raise ConfigError(
+            f"{folder} is at step {steps[-1]} already, but optimizer.total_steps={total}: give at "
+            f"least {steps[-1]}, or train under another --name"
         )
 
 
