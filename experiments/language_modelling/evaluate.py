@@ -20,9 +20,6 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.sample_tables import write_table
-from experiments.harness.runs.shared_inputs import check_shared
-from experiments.harness.runs.sources import identity
-from experiments.harness.runs.text_cache import NOTHING_KEPT
 from experiments.harness.training import held_out_loss, metric_inputs
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.run_summary import describe_folder
@@ -42,6 +39,7 @@ from experiments.language_modelling.prepare import (
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer import pipelines
 from jaxformer.config import Natural
+from jaxformer.distributed import assert_processes_agree
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import Loaded
 from jaxformer.text.metrics import Likelihood
@@ -267,14 +265,15 @@ def main(options: EvaluateOptions) -> None:
     config = loaded.config
     if config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
-    check_shared(
-        lambda: {f"the file {name}": identity(name, NOTHING_KEPT) for name in options.files}
-    )
     name = options.part if not options.files else ", ".join(options.files)
     stride = options.stride or config.data.seq_len
     with tempfile.TemporaryDirectory() as folder:
-        if part := part_of(options.files, config.data):
-            text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
+        if options.files:
+            with distributed.together():
+                part = part_of(options.files, config.data)
+                assert part is not None  # there are files
+                text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
+            assert_processes_agree({f"the file {name}": text.tokens.fingerprint})
             texts = {"": text}
         elif task := getattr(config, "task", None):
             raise ConfigError(
