@@ -71,7 +71,7 @@ def train(
     with training.open_run(EXPERIMENT, config, kind.SCORES, loggers, sizes) as run:
         tokenizer = finetune_start.prepare_tokenizer(run.config, run.folder)
         data = prepare(run.config, run.folder, tokenizer)
-        backbone = training.build_model(run.config, has_head=True, device_checks=run.device_checks)
+        backbone = training.build_model(run.config, has_head=True, contact=run.contact)
         model = kind.make_model(run.config, backbone, data.facts)
         outputs = jax.jit(kind.outputs(model))
 

@@ -67,7 +67,7 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data, run.config))
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabulary
-        model = training.build_model(run.config, device_checks=run.device_checks)
+        model = training.build_model(run.config, contact=run.contact)
         loaded = Loaded(model, None, data.tokenizer, config=run.config)
         flops = objective(run.config).flops
         task = training.Task(

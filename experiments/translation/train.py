@@ -70,7 +70,7 @@ def train(
         run = replace(run, config=replace(run.config, model=data.model))  # with its vocabularies
         both = data.source_tokenizer, data.target_tokenizer
         settings = run.config.search, run.config.translation
-        model = training.build_model(run.config, device_checks=run.device_checks)
+        model = training.build_model(run.config, contact=run.contact)
         loaded = Loaded(model, None, *both, settings, run.config)
         task = training.Task(
             model=loaded.model,

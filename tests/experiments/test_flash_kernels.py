@@ -47,6 +47,23 @@ BACKWARD = """\
 0x283a : > { sbr.rel (!%p30_p0) target bundleno = 32 }
 0x2846 :  { }
 """  # noqa: E501
+# The backward pass of 16 rows of 512, 4 heads of 64, both ways: each row has one block of keys.
+ONE_BLOCK = """\
+     0   :  { %s0 = inlined_call_operand.vmem [shape: bf16[16,512,256], index: 0] ;; %s1 = inlined_call_operand.vmem [shape: bf16[16,512,256], index: 1] ;; %s2 = inlined_call_operand.vmem [shape: bf16[16,512,256], index: 2] }
+  0x13 : > { sbr.rel (%p30972_p8) target bundleno = 386 (0x182), region = 16 }
+  0x18 : > { sbr.rel (!%p37058_p5) target bundleno = 98 (0x62), region = 20 }
+  0x62 PF: > { sbr.rel (!%p37058_p5) target bundleno = 172 (0xac), region = 54 }
+  0xac PF: > { sbr.rel (!%p37058_p5) target bundleno = 246 (0xf6), region = 88 }
+  0xf6 PF: > { sbr.rel (!%p37058_p5) target bundleno = 316 (0x13c), region = 130 }
+ 0x13c PF: > { sbr.rel (!%p37058_p5) target bundleno = 386 (0x182), region = 164 }
+ 0x186 : > { sbr.rel (%p1255_p11) target bundleno = 5181 (0x143d), region = 200 }
+0x13ab : > { sbr.rel (!%p24835_p5) target bundleno = 5045 (0x13b5), region = 280 }
+0x13b5 : > { sbr.rel (!%p24835_p5) target bundleno = 5113 (0x13f9), region = 281 }
+0x13f9 : > { sbr.rel (!%p24835_p5) target bundleno = 5181 (0x143d), region = 282 }
+0x143e : > { %p1 = scmp.ge.s32.totalorder %s23_s15, 34 /* loop exit test */ }
+0x1441 : > { sbr.rel (!%p52449_p12) target bundleno = 8 (0x8), region = 280 }
+0x1446 :  { }
+"""  # noqa: E501
 V5E = DeviceInfo("tpu", "TPU v5 lite")
 
 
@@ -67,6 +84,14 @@ def test_the_parts_of_a_schedule_are_told_apart_by_their_branches():
         group_block=423,
     )
     assert read_schedule("0x0 : { }") is None
+
+
+def test_a_step_does_always_the_same_where_a_row_has_one_block_of_keys():
+    schedule = read_schedule(ONE_BLOCK)
+    assert (schedule.steps, schedule.block, schedule.masked_block) == (32, 0, 0)
+    spec = call(batch=16, queries=512, keys=512, causal=False)
+    steps = kernel_of(spec, plan_of(spec, V5E, 0.125)).cycles(schedule) / 32
+    assert steps == pytest.approx(5177, rel=0.01)
 
 
 def call(**facts):

@@ -39,7 +39,9 @@ def test_a_command_leaves_the_memory_that_the_user_has_said(monkeypatch, name, v
     assert taken(monkeypatch, **{name: value}) == {name: value}
 
 
-def test_an_import_takes_no_memory():
+def test_an_import_takes_no_memory(monkeypatch):
+    for name in NAMES:  # of commands that other tests have run in this process
+        monkeypatch.delenv(name, raising=False)
     code = "import os, jaxformer, experiments.harness.cli; print(sorted(os.environ))"
     (done,) = finished(start("-c", code))
     assert "MEM_FRACTION" not in done.out

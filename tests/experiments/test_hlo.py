@@ -109,6 +109,11 @@ def test_a_loop_runs_as_often_as_its_condition_says(tpu):
     assert (times["first"], times["up"], times["scatter"]) == (1, 40, 1)
     assert tpu.devices == 16 and not tpu.unknown_loops
     unbounded = Program(TPU.replace("constant(40)", "parameter(1)"))
+    counted = "  %two = s32[] constant(2)\n  %next.i = s32[] add(%i, %two)\n  ROOT %next = "
+    by_two = TPU.replace("  ROOT %next = ", counted).replace("tuple(%i, %w)", "tuple(%next.i, %w)")
+    for bound, passes in ((40, 20), (41, 21)):
+        program = Program(by_two.replace("constant(40)", f"constant({bound})"))
+        assert {run.times for run in program.executed if run.loops} == {passes}
     assert unbounded.unknown_loops == {"body.1"}
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
-from experiments.harness.training import device_check
+from experiments.harness.training import first_contact
 from jaxformer.text.data import MaskedStream, Tokens
 from jaxformer.text.tokenizers import SpecialTokens, train_characters
 from jaxformer.training.optimizer import OptimizerConfig
@@ -135,5 +135,5 @@ def test_equal_attention_functions_share_what_jax_has_traced():
     params = jf.DecoderOnly(GPT).init(jax.random.key(0), IDS)["params"]
     compiled = jax.jit(logits, static_argnames="model")
     for _ in range(2):
-        compiled(params, jf.DecoderOnly(GPT, device_check.AutoAttention()))
+        compiled(params, jf.DecoderOnly(GPT, first_contact.AutoAttention()))
     assert len(traces) == 1

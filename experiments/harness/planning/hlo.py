@@ -158,7 +158,7 @@ class Program:
                     yield from self._run(called, times, loops)
 
     def _trip_count(self, loop: Instruction) -> int | None:
-        """The known trip count, else the bound of the counter that the condition compares."""
+        """The known trip count, else that of a counter from 0 to the bound of the condition."""
         known = _first(r"known_trip_count\D*(\d+)", loop.text)
         if known:
             return int(known)
@@ -172,8 +172,24 @@ class Program:
             if each.opcode == "constant" and re.match(r"\(\d+\)", each.text)
         }
         if len(compares) == 1 == len(bounds) and "direction=LT" in compares[0].text:
-            return bounds.pop()
+            counters = {_first(r"index=(\d+)", each.text) for each in inside} - {""}
+            step = self._step(loop.loop_body, int(counters.pop())) if len(counters) == 1 else 1
+            return -(-bounds.pop() // step)
         return None
+
+    def _step(self, body: str, counter: int) -> int:
+        """What the body of a loop adds to an element of its tuple; 1 where the text hides it.
+
+        A product that is divided over a ring of devices takes two steps in one pass.
+        """
+        inside = {each.name: each for each in self.computations.get(body, ())}
+        *_, root = inside.values()
+        after = inside.get(root.operands[counter]) if counter < len(root.operands) else None
+        if after is None or after.opcode != "add":
+            return 1
+        added = (inside[name] for name in after.operands if name in inside)
+        steps = [_first(r"^\((\d+)\)", each.text) for each in added if each.opcode == "constant"]
+        return max(int(steps[0] or 1), 1) if steps else 1
 
 
 def group_size(text: str) -> int:

@@ -214,7 +214,7 @@ class Run:
                 reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
                 self._warn_once(id(logger), f"the logger {reason}; training goes on")
 
-    def add_environment(self, **facts: str) -> None:
+    def add_environment(self, **facts: Any) -> None:
         """Adds `facts` to what env.json says of this start."""
         with self.surviving("env.json"):
             if self._writes:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training.device_check import AutoAttention, CheckResult
+from experiments.harness.training.first_contact import AutoAttention, FirstContact
 from experiments.harness.training.training_config import (
     LoraOptions,
     OptimizerConfig,
@@ -54,29 +54,25 @@ def build_batches(config: Any, prepared: Any) -> Batches:
     return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
 
-def build_model(
-    config: Any, *, has_head: bool = False, device_checks: list[CheckResult] | None = None
-) -> Any:
+def build_model(config: Any, *, has_head: bool = False, contact: FirstContact | None = None) -> Any:
     """The model of `config.model` with attention function and block of `config.training`.
 
     Its layers decide its class, or a model that `config.training` names. With `has_head` it is the
-    one below a head. Comparisons on a device that it relies on are added to `device_checks`.
+    one below a head. What it relies on of its devices is added to `contact`.
     """
     sizes, training = config.model, config.training
     kind: Any = model_class(sizes, has_head=has_head)
     if training.model:
         kind = import_by_name(training.model, "model")
     block = import_by_name(training.block, "block") if training.block else REMAT[training.remat]
-    return kind(sizes, build_attention(training, device_checks), block)
+    return kind(sizes, build_attention(training, contact), block)
 
 
-def build_attention(
-    training: TrainingConfig, device_checks: list[CheckResult] | None = None
-) -> AttentionFn:
-    """The attention function that `training` names; it adds its comparisons to `device_checks`."""
+def build_attention(training: TrainingConfig, contact: FirstContact | None = None) -> AttentionFn:
+    """The attention function that `training` names; it adds what it relies on to `contact`."""
     name = training.attention_fn
     if name == "auto":
-        return AutoAttention(checks=[] if device_checks is None else device_checks)
+        return AutoAttention(FirstContact() if contact is None else contact)
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 

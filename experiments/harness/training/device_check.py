@@ -8,8 +8,8 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -25,8 +25,6 @@ from jaxformer.ops.attention import (
     AttentionSpec,
     DeviceInfo,
     Kernel,
-    choose,
-    explain,
     reference,
 )
 from jaxformer.ops.dense import dense, logits_matmul
@@ -75,14 +73,14 @@ def compare(
     """
     call = small_call(spec)
     rng = np.random.default_rng(1)
-    mask, options = _mask(call, rng), _options(call, rng)
+    mask, options = mask_of(call, rng), options_of(call, rng)
 
     def attend(function: Any) -> Callable[..., Any]:
         return lambda q, k, v: function(q, k, v, mask, **options)
 
     def difference() -> str:
         functions = attend(attention_fn), attend(reference)
-        return _difference(*functions, _inputs(call), ("dq", "dk", "dv"), _TIMES_REFERENCE)
+        return _difference(*functions, inputs_of(call), ("dq", "dk", "dv"), _TIMES_REFERENCE)
 
     return _check(name, call, difference, limit)
 
@@ -188,63 +186,44 @@ def small_call(spec: AttentionSpec) -> AttentionSpec:
     )
 
 
-def _inputs(call: AttentionSpec) -> list[Any]:
+def inputs_of(call: AttentionSpec) -> list[Any]:
     """Queries, keys and values."""
     rng = np.random.default_rng(0)
     shapes = (
-        (2, call.queries, call.heads, call.key_size),
-        (2, call.keys, call.kv_heads, call.key_size),
-        (2, call.keys, call.kv_heads, call.value_size),
+        (call.batch, call.queries, call.heads, call.key_size),
+        (call.batch, call.keys, call.kv_heads, call.key_size),
+        (call.batch, call.keys, call.kv_heads, call.value_size),
     )
     return [rng.standard_normal(shape).astype(jnp.dtype(call.dtype)) for shape in shapes]
 
 
-def _mask(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:
-    """A mask of the kinds of `call`; a third of the keys of example 1 is padding."""
+def mask_of(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:
+    """A mask of the kinds of `call`; a third of the keys of every second example is padding."""
     keys = np.arange(call.keys)[None]
+    is_second = np.arange(call.batch)[:, None] % 2 == 1
     facts: dict[str, Any] = {}
     if call.padding_mask:
-        facts["padding_mask"] = keys < [[call.keys], [max(2 * call.keys // 3, 1)]]
+        facts["padding_mask"] = keys < np.where(is_second, max(2 * call.keys // 3, 1), call.keys)
     if call.segments:
-        segments = 1 + (keys >= [[call.keys // 3], [call.keys // 2]]).astype(np.int32)
+        second = np.where(is_second, call.keys // 2, call.keys // 3)
+        segments = 1 + (keys >= second).astype(np.int32)
         facts |= {"query_segments": segments[:, -call.queries :], "key_segments": segments}
     if call.explicit:
-        facts["explicit"] = rng.random((2, call.queries, call.keys)) < 0.9
+        facts["explicit"] = rng.random((call.batch, call.queries, call.keys)) < 0.9
     offset = call.keys - call.queries if call.offset is None else call.offset
     return AttentionMask(causal=call.causal, window=call.window, offset=offset, **facts)
 
 
-def _options(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
+def options_of(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
     """The other arguments of a call of these kinds."""
     options: dict[str, Any] = {"scale": call.key_size**-0.5}
     if call.bias:
         shape = 1, call.heads, call.queries, call.keys
         options["bias"] = rng.standard_normal(shape).astype(np.float32)
     if call.dropout:
-        random = DropoutRng(jax.random.key(0), jnp.arange(2))
+        random = DropoutRng(jax.random.key(0), jnp.arange(call.batch))
         options["dropout"] = DropoutMask(random, "device_check", call.dropout)
     return options | ({} if call.softcap is None else {"softcap": call.softcap})
-
-
-@dataclass(frozen=True)
-class AutoAttention:
-    """`auto_attention` with kernels that agree with `reference` here; prints why, once each."""
-
-    calls: list[tuple[str, AttentionSpec]] = field(default_factory=list, compare=False)
-    """The kernel of each different call so far."""
-    checks: list[CheckResult] = field(default_factory=list, compare=False, repr=False)
-    """The comparisons that the choices rest on."""
-
-    def __call__(self, q, k, v, mask, *, scale, bias=None, dropout=None, **options):
-        spec = AttentionSpec.create(q, k, v, mask, bias, dropout, **options)
-        is_accepted = partial(accept, spec, checks=self.checks)
-        name = choose(spec, accept=is_accepted).name
-        if name not in dict(self.calls) and distributed.is_first():
-            print(explain(spec, accept=is_accepted), flush=True)
-        if (name, spec) not in self.calls:
-            self.calls.append((name, spec))
-        attend = ATTENTION_FNS[name]
-        return attend(q, k, v, mask, scale=scale, bias=bias, dropout=dropout, **options)
 
 
 def accept(spec: AttentionSpec, kernel: Kernel, checks: list[CheckResult]) -> bool:

@@ -113,7 +113,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         step = progress.announce(step)
         if number and evaluates():  # the process ended between saving and evaluating
             stopping = evaluated(is_saved=True)
-        stop, known = False, 0  # comparisons of attention functions that env.json has
+        stop, known = False, {}  # what env.json has of the first contact with the devices
         loader = stack.enter_context(
             closing(Prefetched(batch_of, number, total, training.prefetch))
         )
@@ -123,9 +123,9 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             number += 1
             size = cost(batch) if cost is not None else Cost(0, 0)
             progress.add(number, metrics, *size, loader.waited)
-            if len(run.device_checks) > known:
-                known = len(run.device_checks)
-                log.add_environment(device_check="; ".join(map(str, run.device_checks)))
+            if run.contact.facts() != known:
+                known = run.contact.facts()
+                log.add_environment(**known)
             regular = number == total or due(number, training.save_every)
             if regular:
                 save()  # before the evaluation, which a device may have no room for

@@ -16,10 +16,11 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build, named_values
 from experiments.harness.training.chips import peak_of
-from experiments.harness.training.device_check import CheckResult, check_products
+from experiments.harness.training.device_check import check_products
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
 from experiments.harness.training.fewest_parts import with_found_parts
+from experiments.harness.training.first_contact import FirstContact, remembered_kernels
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import to_plain
@@ -40,8 +41,8 @@ class OpenRun:
     """The run's folder, with its metrics and its environment."""
     watched: StoppingMetric
     """The score that early stopping goes by."""
-    device_checks: list[CheckResult] = field(default_factory=list)
-    """The comparisons on its devices that the run relies on, for env.json; the model adds some."""
+    contact: FirstContact = field(default_factory=FirstContact)
+    """What the run relies on of its devices, for env.json; the model adds some."""
     termination: Termination | None = None
     """The end of one of several processes on a signal; None: this process is the only one."""
 
@@ -107,9 +108,10 @@ def open_run(
         often = [f", {word} every {steps:,}" for word, steps in each.items() if 0 < steps < total]
         steps = f"{total:,} steps on {peak.devices} x {peak.kind}{''.join(often)}"
         display.say(f"{log.folder}\n{steps}\nCtrl-C saves and ends; the same command goes on")
-        device_checks: list[CheckResult] = []
+        known = environment.environment_of(log.folder).read(earlier=list)
+        contact = FirstContact(kernels=remembered_kernels(known))
         if setup.platform != "cpu":  # where the tests have compared them
-            check_products(config.model.dtype, device_checks)
+            check_products(config.model.dtype, contact.checks)
         keep = training.average_checkpoints + 1  # one may be damaged
         checkpoints = stack.enter_context(Checkpoints(log.folder / "checkpoints", keep=keep))
         run = OpenRun(
@@ -118,7 +120,7 @@ def open_run(
             checkpoints=checkpoints,
             log=log,
             watched=watched,
-            device_checks=device_checks,
+            contact=contact,
             termination=termination,
         )
         try:
