@@ -35,6 +35,7 @@ class Gathering(NamedTuple):
 
     `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
     one device; `Strategy.step` describes `at` and `dtype`; `stages` are those of `torus_stages`.
+    `kept` is the tree of `loss_specs`; None keeps what `specs` divides along "tensor".
     """
 
     specs: Any
@@ -42,6 +43,7 @@ class Gathering(NamedTuple):
     at: GatherAt = "step"
     dtype: Any = None
     stages: Stages = ()
+    kept: Any = None
 
     def of_parts(self, loss: Loss) -> Loss:
         """`loss` as a function of the parts: it gets whole parameters, or boxes that gather them.
@@ -79,11 +81,16 @@ class Gathering(NamedTuple):
             whole = self._gather(params)
 
             def sums_of(part: Batch) -> GradientSums:
-                return loss_and_gradient(loss, _as_stored(whole, params), part, rng)
+                stored = _as_stored(whole, params)
+                grads, total, tokens, auxiliary = loss_and_gradient(loss, stored, part, rng)
+                # Sums of parts are kept divided, and what is added up moves as parts.
+                grads = jax.tree.map(_divide_gradient, grads, self.specs, self._kept())
+                return grads, total, tokens, auxiliary
 
             like = jax.eval_shape(_as_stored, whole, params)
             grads, *sums = accumulate(sums_of, like, batch, parts)
-            grads = jax.tree.map(partial(_scatter, stages=self.stages), grads, self.specs)
+            scatter = partial(_scatter, stages=self.stages)
+            grads = jax.tree.map(scatter, grads, self.specs, self._kept())
         return jax.tree.map(self._sum_over_copies, grads, self.specs), *self.sum(tuple(sums))
 
     def sum(self, tree: Any) -> Any:
@@ -91,15 +98,24 @@ class Gathering(NamedTuple):
         return jax.lax.psum(tree, self.axes) if self.axes else tree
 
     def _gather(self, params: Params) -> Params:
-        return jax.tree.map(partial(_gather, dtype=self.dtype), params, self.specs)
+        gather = partial(_gather, dtype=self.dtype)
+        return jax.tree.map(gather, params, self.specs, self._kept())
+
+    def _kept(self) -> Any:
+        if self.kept is not None:
+            return self.kept
+        return jax.tree.map(
+            lambda spec: PartitionSpec(*_select_axes(spec, ("tensor",))), self.specs
+        )
 
     def _boxes(self, params: Params, box: "type[GatheredAtUse]") -> Params:
         """`params` with each that is divided in a `box`."""
 
-        def boxed(part: jax.Array, spec: PartitionSpec) -> Any:
-            return box(part, spec, self.dtype, self.stages) if _is_gathered(spec) else part
+        def boxed(part: jax.Array, spec: PartitionSpec, kept: PartitionSpec) -> Any:
+            is_gathered = _is_gathered(spec, kept)
+            return box(part, spec, kept, self.dtype, self.stages) if is_gathered else part
 
-        return jax.tree.map(boxed, params, self.specs)
+        return jax.tree.map(boxed, params, self.specs, self._kept())
 
     def _check_reads(self, loss: Loss, params: Params, batch: Batch, rng: jax.Array | None) -> None:
         """Raises `ConfigError` for a loss that depends on a part other than by gathering it.
@@ -136,12 +152,13 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
 
     part: jax.Array
     spec: PartitionSpec = struct.field(pytree_node=False)
+    kept: PartitionSpec = struct.field(pytree_node=False)
     dtype: Any = struct.field(pytree_node=False)
     stages: Stages = struct.field(pytree_node=False, default=())
 
     def unbox(self) -> jax.Array:
         """The whole parameter, rounded to `dtype`."""
-        return _gather_at_use(self.part, self.spec, self.dtype, self.stages)
+        return _gather_at_use(self.part, self.spec, self.kept, self.dtype, self.stages)
 
     def replace_boxed(self, val: Any) -> Any:
         """A box like this one with the part `val`."""
@@ -149,12 +166,23 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> "GatheredAtUse":
         """A box like this one for parts that are stacked along axis `index`."""
-        entries = [*self.spec, *[None] * (index - len(self.spec))]
-        return self.replace(spec=PartitionSpec(*entries[:index], None, *entries[index:]))
+        specs = _with_axis(self.spec, index), _with_axis(self.kept, index)
+        return self.replace(spec=specs[0], kept=specs[1])
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> "GatheredAtUse":
         """A box like this one for one of the parts that are stacked along axis `index`."""
-        return self.replace(spec=PartitionSpec(*self.spec[:index], *self.spec[index + 1 :]))
+        specs = _without_axis(self.spec, index), _without_axis(self.kept, index)
+        return self.replace(spec=specs[0], kept=specs[1])
+
+
+def _with_axis(spec: PartitionSpec, index: int) -> PartitionSpec:
+    """`spec` with a further dimension `index` that nothing divides."""
+    entries = [*spec, *[None] * (index - len(spec))]
+    return PartitionSpec(*entries[:index], None, *entries[index:])
+
+
+def _without_axis(spec: PartitionSpec, index: int) -> PartitionSpec:
+    return PartitionSpec(*spec[:index], *spec[index + 1 :])
 
 
 class _Unread(GatheredAtUse):
@@ -207,9 +235,9 @@ def _batch_spec(spec: PartitionSpec) -> PartitionSpec:
     return PartitionSpec(*_select_axes(spec, BATCH_AXES))
 
 
-def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:
-    """The parameter that `spec` divides, whole along all axes but "tensor"; moved in `dtype`."""
-    if not _is_gathered(spec):
+def _gather(part: jax.Array, spec: PartitionSpec, kept: PartitionSpec, *, dtype: Any) -> jax.Array:
+    """The parameter that `spec` divides, whole but for what is `kept`; moved in `dtype`."""
+    if not _is_gathered(spec, kept):
         return part
 
     def gather_rows(part: jax.Array) -> jax.Array:
@@ -218,12 +246,14 @@ def _gather(part: jax.Array, spec: PartitionSpec, *, dtype: Any) -> jax.Array:
         return part
 
     part = part if dtype is None else part.astype(dtype)
-    return _constrain(_on_own_part(gather_rows, spec)(part), spec, ("tensor",))
+    return _constrain(_on_own_part(gather_rows, spec)(part), kept, ("tensor",))
 
 
-def _scatter(gradient: jax.Array, spec: PartitionSpec, stages: Stages = ()) -> jax.Array:
+def _scatter(
+    gradient: jax.Array, spec: PartitionSpec, kept: PartitionSpec, stages: Stages = ()
+) -> jax.Array:
     """This device's part of the sum of `gradient` over the devices that divide the parameter."""
-    if not _is_gathered(spec):
+    if not _is_gathered(spec, kept):
         return gradient
 
     def scatter_rows(gradient: jax.Array) -> jax.Array:
@@ -234,6 +264,14 @@ def _scatter(gradient: jax.Array, spec: PartitionSpec, stages: Stages = ()) -> j
 
     gradient = _constrain(gradient, spec, _PARTITIONED_AXES)
     return _on_own_part(scatter_rows, spec)(gradient)
+
+
+def _divide_gradient(gradient: jax.Array, spec: PartitionSpec, kept: PartitionSpec) -> jax.Array:
+    """`gradient` divided along "sequence" and "tensor" as the parameter is."""
+    if _select_axes(spec, ("tensor",)) != _select_axes(kept, ("tensor",)):
+        # Otherwise XLA gathers the gradient of logits, to compute a part of it on each device.
+        gradient = _constrain(gradient, kept, ("tensor",))
+    return _constrain(gradient, spec, _PARTITIONED_AXES)
 
 
 def _on_own_part(
@@ -267,17 +305,20 @@ def _as_stored(whole: Params, params: Params) -> Params:
     return jax.tree.map(lambda x, part: x.astype(part.dtype), whole, params)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3))
-def _gather_at_use(part: jax.Array, spec: PartitionSpec, dtype: Any, stages: Stages) -> jax.Array:
-    return _gather_at_use_forward(part, spec, dtype, stages)[0]
+@partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
+def _gather_at_use(
+    part: jax.Array, spec: PartitionSpec, kept: PartitionSpec, dtype: Any, stages: Stages
+) -> jax.Array:
+    return _gather_at_use_forward(part, spec, kept, dtype, stages)[0]
 
 
-def _gather_at_use_forward(part, spec, dtype, stages):
-    return _as_stored(_gather(part, spec, dtype=dtype), part), None
+def _gather_at_use_forward(part, spec, kept, dtype, stages):
+    return _as_stored(_gather(part, spec, kept, dtype=dtype), part), None
 
 
-def _gather_at_use_backward(spec, dtype, stages, _, gradient):
-    return (_scatter(gradient, spec, stages),)
+def _gather_at_use_backward(spec, kept, dtype, stages, _, gradient):
+    divided = _divide_gradient(gradient, spec, kept)
+    return (_scatter(divided, spec, kept, stages),)
 
 
 _gather_at_use.defvjp(_gather_at_use_forward, _gather_at_use_backward)
@@ -296,9 +337,10 @@ def _divided(spec: PartitionSpec) -> list[tuple[int, tuple[str, ...]]]:
     return [(dimension, axes) for dimension, axes in dividing if axes]
 
 
-def _is_gathered(spec: PartitionSpec) -> bool:
-    """Whether a parameter is gathered for the loss; along "tensor" it stays divided."""
-    return any(_select_axes(spec, (*BATCH_AXES, "sequence")))
+def _is_gathered(spec: PartitionSpec, kept: PartitionSpec) -> bool:
+    """Whether a parameter is gathered for the loss along an axis that divides it."""
+    divided = _select_axes(spec, ("tensor",)) != _select_axes(kept, ("tensor",))
+    return divided or any(_select_axes(spec, (*BATCH_AXES, "sequence")))
 
 
 def _select_axes(spec: PartitionSpec, wanted: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -24,12 +24,17 @@ RULES: Mapping[str, MeshAxes] = {
 
 Heads, and columns and rows of the feed-forward network, as in Shoeybi et al. 2019, section 3. Of
 the axes of a matrix that are then still whole, the fsdp axis divides the largest that it can
-(Rajbhandari et al. 2020, ZeRO), unless one of its names has the rule None. A step gathers the
-parameters to compute its gradient. Biases and scales are divided only by name.
+(Rajbhandari et al. 2020, ZeRO), unless one of its names has the rule None; then the sequence axis
+divides one. A vocabulary that its mesh axis does not divide is whole: that axis divides another of
+the table, if one is left. A step gathers the parameters to compute its gradient, but for what is
+divided by name along "tensor".
+Biases and scales are divided only by name.
 """
 
 _MAY_BE_WHOLE = ("kv_heads", "vocab")
 """Axes that are not divided where the mesh axis does not divide their size; that costs memory."""
+_VOCABULARY = "vocab"
+"""Where it is whole, its mesh axis divides another axis of the table, as fsdp does."""
 
 
 def partition_specs(
@@ -93,6 +98,33 @@ def inherited_specs(
     return inherited
 
 
+def loss_specs(
+    params: Params,
+    specs: Mapping[str, PartitionSpec],
+    rules: Mapping[str, MeshAxes] = RULES,
+    *,
+    paths: Mapping[str, PartitionSpec] | None = None,
+    axes: ModelAxes | None = None,
+) -> dict[str, PartitionSpec]:
+    """{"path/of/leaf": the `PartitionSpec` of the parameter within a loss}, from its `specs`.
+
+    It stays divided along "tensor", where that divides its heads, features or vocabulary by `rules`
+    or by `paths`, and is whole along all other axes.
+    """
+    kept = {}
+    for path, leaf in flatten(params).items():
+        parameter = axes_of(path, leaf, axes)
+        is_by_path = any(re.search(name, path) for name in paths or {})
+        names = [""] * parameter.layers + [*parameter.inputs, *parameter.outputs]
+        entries: list[MeshAxes] = []
+        for entry, name in zip(specs[path], names, strict=False):
+            is_by_rule = "tensor" in mesh_axes((rules.get(name),))
+            stays = "tensor" in mesh_axes((entry,)) and (is_by_path or is_by_rule)
+            entries.append("tensor" if stays else None)
+        kept[path] = PartitionSpec(*entries)
+    return kept
+
+
 def mesh_axes(spec: Iterable[Any]) -> tuple[str, ...]:
     """The mesh axes in a spec, whose entries are names, tuples of names, or None."""
     groups = (entry if isinstance(entry, tuple) else (entry,) for entry in spec)
@@ -111,12 +143,54 @@ def _by_name(
     entries = _divide(path, shape, [rules.get(name) for name in names], sizes, names)
     if not parameter.inputs or any(rules.get(name, "") is None for name in names):
         return entries
-    for axis in ("fsdp", "sequence"):
-        parts = sizes.get(axis, 1)
-        free = [i for i, taken in enumerate(entries) if taken is None and not shape[i] % parts]
-        if free and parts > 1 and axis not in mesh_axes(entries):
-            entries[max(free, key=lambda i: shape[i])] = axis
+    every_dimension = range(len(shape))
+    if "fsdp" not in mesh_axes(entries):
+        _divide_largest(entries, shape, "fsdp", sizes, every_dimension)
+    if "sequence" not in mesh_axes(entries):
+        # Gradients are added up along "sequence" as matrices of all inputs times all outputs. A
+        # reduce-scatter leaves parts of a side's first dimension: these lie together in the matrix.
+        first_dimensions = sorted({0, len(parameter.inputs)} & {*every_dimension})
+        is_divided = _divide_largest(entries, shape, "sequence", sizes, first_dimensions)
+        if not is_divided:
+            is_divided = _divide_further(entries, shape, "sequence", sizes, first_dimensions)
+        if not is_divided:
+            _divide_largest(entries, shape, "sequence", sizes, every_dimension)
+    if _VOCABULARY in names and entries[names.index(_VOCABULARY)] is None:
+        for axis in mesh_axes((rules.get(_VOCABULARY),)):
+            _divide_largest(entries, shape, axis, sizes, every_dimension)
     return entries
+
+
+def _divide_largest(
+    entries: list[MeshAxes],
+    shape: tuple[int, ...],
+    axis: str,
+    sizes: Mapping[str, int],
+    dimensions: Iterable[int],
+) -> bool:
+    """Divides the largest of `dimensions` that is whole by `axis`; False where there is none."""
+    parts = sizes.get(axis, 1)
+    free = [i for i in dimensions if entries[i] is None and shape[i] % parts == 0]
+    if not free or parts == 1:
+        return False
+    entries[max(free, key=lambda i: shape[i])] = axis
+    return True
+
+
+def _divide_further(
+    entries: list[MeshAxes],
+    shape: tuple[int, ...],
+    axis: str,
+    sizes: Mapping[str, int],
+    dimensions: Iterable[int],
+) -> bool:
+    """Divides one of `dimensions` along "tensor" and `axis`; False where neither allows it."""
+    parts = sizes.get(axis, 1)
+    for i in dimensions:
+        if parts > 1 and entries[i] == "tensor" and shape[i] % (sizes["tensor"] * parts) == 0:
+            entries[i] = ("tensor", axis)
+            return True
+    return False
 
 
 def _divide(

@@ -37,7 +37,13 @@ from jaxformer.distributed.mesh import (
     threefry_kernel,
 )
 from jaxformer.distributed.processes import is_key, to_numpy
-from jaxformer.distributed.sharding_rules import RULES, MeshAxes, inherited_specs, partition_specs
+from jaxformer.distributed.sharding_rules import (
+    RULES,
+    MeshAxes,
+    inherited_specs,
+    loss_specs,
+    partition_specs,
+)
 from jaxformer.distributed.torus import torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
@@ -263,16 +269,19 @@ class Strategy:
         check_gather_at(gather_at)
         update = make_update(optimizer, ema_decay)
 
-        def sums_of(specs: Any, params: Params, batch: Batch, rng: jax.Array) -> GradientSums:
+        def sums_of(
+            specs: Any, kept: Any, params: Params, batch: Batch, rng: jax.Array
+        ) -> GradientSums:
             stages = torus_stages(self.mesh)
-            gathering = Gathering(specs, row_axes(self.mesh), gather_at, gather_dtype, stages)
+            gathering = Gathering(specs, row_axes(self.mesh), gather_at, gather_dtype, stages, kept)
             return gathering.gradient_sums(loss, params, batch, rng, grad_accumulation)
 
         def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
             check_rows(batch, self.num_shards, grad_accumulation)
             specs = self._tree_of_specs(state.params)
             out_specs = specs, *[PartitionSpec()] * 3
-            sums = on_shards(partial(sums_of, specs), self.mesh, specs, out_specs)
+            kept = self._loss_specs(state.params)
+            sums = on_shards(partial(sums_of, specs, kept), self.mesh, specs, out_specs)
             sums_of_batch = sums(state.params, batch, state.dropout_rng)
             state, metrics = update(state, sums_of_batch, self._specs(state.params))
             if self.mesh.size > 1:
@@ -290,13 +299,14 @@ class Strategy:
         """
         check_gather_at(gather_at)
 
-        def sums_of(specs: Any, params: Params, batch: Batch) -> Metrics:
-            gathering = Gathering(specs, row_axes(self.mesh), gather_at, gather_dtype)
+        def sums_of(specs: Any, kept: Any, params: Params, batch: Batch) -> Metrics:
+            gathering = Gathering(specs, row_axes(self.mesh), gather_at, gather_dtype, kept=kept)
             return gathering.sum(make_eval_step(gathering.of_parts(loss))(params, batch))
 
         def evaluate(params: Params, batch: Batch) -> Metrics:
             specs = self._tree_of_specs(params)
-            sums = on_shards(partial(sums_of, specs), self.mesh, specs, PartitionSpec())
+            kept = self._loss_specs(params)
+            sums = on_shards(partial(sums_of, specs, kept), self.mesh, specs, PartitionSpec())
             return sums(params, batch)
 
         return CompiledStep(evaluate, self.mesh, self.compiler_options)
@@ -314,6 +324,13 @@ class Strategy:
 
     def _tree_of_specs(self, params: Params) -> Any:
         specs = self._specs(params)
+        return map_with_path(lambda path, _: specs[path], params)
+
+    def _loss_specs(self, params: Params) -> Any:
+        """The tree of specs of parameters within a loss."""
+        specs = self._specs(params)
+        if self.rules is not None:
+            specs = loss_specs(params, specs, self.rules, paths=self.paths, axes=self.axes)
         return map_with_path(lambda path, _: specs[path], params)
 
 

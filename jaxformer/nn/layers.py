@@ -15,6 +15,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config.transformer import Activation
 from jaxformer.ops.dense import Dense, QuantizedMatrix, add_bias, logits_matmul, weights
 from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
+from jaxformer.ops.lookup import lookup
 from jaxformer.ops.masks import AnyArray
 
 Initializer = nn.initializers.Initializer
@@ -153,10 +154,10 @@ class Embedding(nn.Module):
             return jnp.asarray(ids, self.dtype)
         if not isinstance(ids, Tracer):
             self._check_ids(ids)
-        table = self.table
-        is_quantized = isinstance(table, QuantizedMatrix)
-        vectors = table.rows(ids) if is_quantized else jnp.take(table, ids, axis=0)
-        vectors = vectors.astype(self.dtype)
+        if isinstance(self.table, QuantizedMatrix):
+            vectors = self.table.rows(ids).astype(self.dtype)
+        else:
+            vectors = lookup(self.table, ids, self.dtype)
         if self.zero_id is not None:
             vectors = jnp.where(jnp.equal(ids, self.zero_id)[..., None], 0.0, vectors)
         return vectors * math.sqrt(self.d_model) if self.scale else vectors

@@ -79,8 +79,6 @@ class Dense(nn.Module):
             return self.kernel_init(key, matrix, dtype).reshape(shape)
 
         kernel = weights(self, "kernel", init, (*inputs, *features))
-        if not isinstance(kernel, QuantizedMatrix):
-            kernel = kernel.astype(self.dtype)
         out = dense(x.astype(self.dtype), kernel, self.num_inputs).reshape(*lead, *features)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
@@ -103,22 +101,27 @@ def dense(
 ) -> Num[Array, "..."]:
     """The product of the last `count` axes of `x` with the first ones of `kernel`.
 
-    The plain twin is `jnp.tensordot(x, kernel, count)`: both give the same result to rounding. A
-    `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one axis, in float32.
+    The plain twin is `jnp.tensordot(x, kernel.astype(x.dtype), count)`: both give the same result
+    to rounding. A `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one axis, in
+    float32.
     """
     lead, size = x.shape[: x.ndim - count], math.prod(x.shape[x.ndim - count :])
     vectors = x.reshape(-1, size)
     if isinstance(kernel, QuantizedMatrix):
         return int8_matmul(vectors, kernel).reshape(*lead, -1)
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
-    matrix = kernel.reshape(size, -1)
+    matrix = kernel.astype(x.dtype).reshape(size, -1)
     positions = lead[-1] if lead else 1
     has_mesh = not jax.sharding.get_abstract_mesh().empty
     if positions > 1 and has_mesh and math.prod(partitioned().values()) > 1:
-        if matrix.dtype in _LOW and partitioned(("tensor",)):
-            matrix = _convert_before(matrix)
         # Rows times positions could not be divided by position.
-        out = jnp.matmul(x.reshape(*lead, size), matrix)
+        inputs = x.reshape(*lead, size)
+        if x.dtype in _LOW and partitioned(("sequence",)).get("sequence", 1) > 1:
+            out = _multiply_own_positions(inputs, kernel.reshape(size, -1))
+        elif x.dtype in _LOW and partitioned(("tensor",)):
+            out = jnp.matmul(inputs, _convert_before(matrix))
+        else:
+            out = jnp.matmul(inputs, matrix)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
         out = jax.lax.platform_dependent(
             *(vectors, matrix),
@@ -130,6 +133,35 @@ def dense(
     else:
         out = matmul(vectors, matrix)
     return out.reshape(*lead, *kernel.shape[count:])
+
+
+@jax.custom_vjp
+def _multiply_own_positions(x: Array, matrix: Array) -> Array:
+    """`x` times `matrix`, whose gradient is added up in its own type.
+
+    Each device computes it from its own positions. XLA adds them up in the type of the product.
+    """
+    return _multiply_own_positions_forward(x, matrix)[0]
+
+
+def _multiply_own_positions_forward(
+    x: Array, matrix: Array
+) -> tuple[Array, tuple[Array, Array, Array]]:
+    low = matrix.astype(x.dtype)
+    if partitioned(("tensor",)):
+        low = _convert_before(low)
+    return jnp.matmul(x, low), (x, low, jnp.zeros((), matrix.dtype))
+
+
+def _multiply_own_positions_backward(
+    saved: tuple[Array, Array, Array], d_out: Array
+) -> tuple[Array, Array]:
+    x, low, like_matrix = saved
+    dx, d_matrix = _gradients(x, low, d_out, jnp.matmul)
+    return dx, d_matrix.astype(like_matrix.dtype)
+
+
+_multiply_own_positions.defvjp(_multiply_own_positions_forward, _multiply_own_positions_backward)
 
 
 @jax.custom_jvp
@@ -265,6 +297,8 @@ def logits_matmul(
     if x.dtype in _LOW:
         # Without a reshape a TPU's compiler fuses the gradient of the logits into the products.
         return _low_matmul(x, matrix)
+    if math.prod(partitioned().values()) > 1:
+        return x @ matrix.astype(x.dtype)  # rows times positions could not be divided by position
     out = x.reshape(-1, matrix.shape[0]) @ matrix.astype(x.dtype)
     return out.reshape(*x.shape[:-1], matrix.shape[1])
 

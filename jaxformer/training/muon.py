@@ -44,13 +44,14 @@ def scale_by_muon(momentum: float, axes: ModelAxes) -> optax.GradientTransformat
 
     def update(
         updates: Params,
-        state: MuonState,
+        state: optax.OptState,
         params: Params | None = None,
         *,
         specs: Mapping[str, PartitionSpec] | None = None,
         **_: Any,
     ) -> tuple[Params, MuonState]:
-        count = optax.safe_increment(state.count)
+        assert isinstance(state, MuonState)
+        count = jnp.asarray(optax.safe_increment(state.count))
         mu = optax.tree.update_moment(updates, state.mu, momentum, 1)
         ahead = optax.tree.bias_correction(mu, momentum, optax.safe_increment(count))
         last = optax.tree.bias_correction(updates, momentum, count)

@@ -42,10 +42,14 @@ from jaxformer.distributed.torus import line_stages, torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes
 from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.layers import Embedding, LMHead
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.ops.cross_entropy import cross_entropy
+from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
+from jaxformer.ops.lookup import lookup
 from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.partitioning import divide_positions
 from jaxformer.text.data import PairBatch, StreamBatch
 from jaxformer.training.losses import causal_loss, seq2seq_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
@@ -518,6 +522,110 @@ def muon_updates() -> dict[str, Any]:
     return out
 
 
+class OddVocabulary(nn.Module):
+    """A tied table of 21 rows, which neither 2 nor 4 devices divide."""
+
+    def setup(self) -> None:
+        self.embedding = Embedding(21, 12)
+        self.lm_head = LMHead(21)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        return self.lm_head(divide_positions(jnp.tanh(self.embedding(tokens))), self.embedding)
+
+
+ODD_LAYOUTS = {
+    "data=2,tensor=4": {},
+    "data=2,tensor=4: parts": {"grad_accumulation": 2},
+    "data=2,tensor=4: use": {"gather_at": "use"},
+    "data=2,fsdp=2,tensor=2": {"grad_accumulation": 2},
+}
+
+
+def odd_vocabulary() -> dict[str, Any]:
+    """A step of `OddVocabulary` on one device and on meshes, and what is kept and sent."""
+    model, optimizer = OddVocabulary(), optax.sgd(1.0)
+    tokens = np.random.default_rng(0).integers(0, 21, size=(8, 9))
+
+    def loss(params: Any, batch: Any, rng: Any) -> Any:
+        logits = model.apply({"params": params}, batch[:, :-1])
+        return cross_entropy(logits, batch[:, 1:], batch[:, 1:] != 0)
+
+    def make_state() -> Any:
+        params = model.init(jax.random.key(0), tokens[:2])["params"]
+        return init_train_state(params, optimizer, jax.random.key(0))
+
+    out = {}
+    for name, options in ({"one": {}} | ODD_LAYOUTS).items():
+        mesh = make_mesh(name.partition(":")[0]) if name != "one" else None
+        devices = (single() if mesh is None else sharded(mesh)).for_model(model, tokens[:2])
+        state, batch = devices.init(make_state), devices.shard_batch(tokens)
+        step = devices.step(loss, optimizer, **options)
+        program = step.lower(state, batch).compile()
+        found = [(c.kind, c.size, c.in_loop) for c in collectives(program)]
+        table = state.params["embedding"]["table"]
+        out[f"odd/{name}/kept"] = table.addressable_shards[0].data.size
+        out[f"odd/{name}/collectives"] = json.dumps(found)
+        out[f"odd/{name}/table"] = devices.gather(step(state, batch)[0].params)["embedding"][
+            "table"
+        ]
+    return out
+
+
+LOOKUP_MESHES = ("tensor=4", "sequence=2,tensor=2", "data=2,tensor=4")
+
+
+def lookups() -> dict[str, Any]:
+    """Rows of a table on meshes, the gradient of the table, and what is sent for both."""
+    rng = np.random.default_rng(0)
+    table = rng.normal(size=(44, 10)).astype(np.float32)
+    ids = rng.integers(-44, 44, size=(2, 8))
+    ids[1, 2] = 44  # none of the table's
+    slopes = rng.normal(size=(2, 8, 10)).astype(np.float32)
+
+    def rows(table: jax.Array) -> jax.Array:
+        return divide_positions(lookup(table, ids, jnp.bfloat16)).astype(jnp.float32)
+
+    def gradient(table: jax.Array) -> jax.Array:
+        return jax.grad(
+            lambda table: jnp.sum(jnp.where(ids[..., None] < 44, rows(table), 0) * slopes)
+        )(table)
+
+    expected = table[np.minimum(ids, 43)].astype(jnp.bfloat16).astype(np.float32)
+    expected[ids == 44] = np.nan
+    exact = np.zeros_like(table)
+    np.add.at(exact, ids[ids < 44], jnp.bfloat16(slopes[ids < 44]).astype(np.float32))
+    out = {"lookup/rows": expected, "lookup/gradient": exact}
+    for name in LOOKUP_MESHES:
+        count = math.prod(parse_mesh(name).values())
+        mesh = make_mesh(name, jax.devices()[:count])
+        where = jax.sharding.NamedSharding(mesh, P("tensor"))
+        for kind, function in {"rows": rows, "gradient": gradient}.items():
+            step = CompiledStep(function, mesh, in_shardings=where)
+            out[f"lookup/{name}/{kind}"] = step(jax.device_put(table, where))
+            program = step.lower(jax.device_put(table, where)).compile()
+            found = sorted((c.kind, c.size) for c in collectives(program))
+            out[f"lookup/{name}/{kind}/collectives"] = json.dumps(found)
+    return out
+
+
+def gradient_along_sequence() -> dict[str, Any]:
+    """The gradient of a matrix that two devices compute in bfloat16 from positions of their own."""
+    model = Dense(3, use_bias=False, dtype=jnp.bfloat16)
+    x = np.zeros((2, 4, 5), np.float32)
+    x[:, :3, :] = np.array([256, 0, 1])[:, None]  # bfloat16 has no 257 between 256 and 258
+
+    def gradient(kernel: jax.Array) -> jax.Array:
+        def total(kernel: jax.Array) -> jax.Array:
+            inputs = divide_positions(jnp.asarray(x, jnp.bfloat16))
+            outputs = model.apply({"params": {"kernel": kernel}}, inputs)
+            return jnp.sum(outputs[1].astype(jnp.float32))
+
+        return jax.grad(total)(kernel)
+
+    mesh = make_mesh("sequence=2", jax.devices()[:2])
+    return {"along sequence": CompiledStep(gradient, mesh)(np.ones((5, 3), np.float32))}
+
+
 class OneBlock(nn.Module):
     """A block between learned scales, so that gradients leave it as in the middle of a model."""
 
@@ -581,6 +689,7 @@ def compute(path: str) -> None:
     with Checkpoints(Path(path).parent / "checkpoints") as checkpoints:
         out |= toy_runs() | moves(checkpoints) | step_collectives() | scanned() | staged()
     out |= hessian_products() | divided_twice() | muon_updates()
+    out |= lookups() | gradient_along_sequence() | odd_vocabulary()
     np.savez(path, **out)
 
 
@@ -729,6 +838,46 @@ def test_muon_is_that_of_one_device_and_devices_share_its_matrices(computed, nam
     sent_by_gradient = 0 if "fsdp" not in name else matrices + matrices // parse_mesh(name)["fsdp"]
     assert sent - sent_by_gradient < 1.25 * matrices
     assert flops < 0.2 * flops_of_one
+
+
+@pytest.mark.parametrize("name", ODD_LAYOUTS)
+def test_a_vocabulary_that_tensor_does_not_divide_trains_as_on_one_device(computed, name):
+    given, expected = computed[f"odd/{name}/table"], computed["odd/one/table"]
+    np.testing.assert_allclose(given, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ODD_LAYOUTS)
+def test_each_device_keeps_a_part_of_a_table_whose_vocabulary_is_whole(computed, name):
+    sizes = parse_mesh(name.partition(":")[0])
+    assert computed[f"odd/{name}/kept"] == 21 * 12 // max(sizes["tensor"], 2)
+    sent = json.loads(str(computed[f"odd/{name}/collectives"]))
+    whole_tables = [kind for kind, size, _ in sent if size >= 21 * 12 and kind != "all-gather"]
+    # One sum of the gradient along tensor in each part; along data only parts are added up.
+    assert len(whole_tables) <= 1
+
+
+def test_a_gradient_is_added_up_in_float32_along_sequence(computed):
+    assert np.all(computed["along sequence"] == 257.0)
+
+
+@pytest.mark.parametrize("name", LOOKUP_MESHES)
+def test_rows_of_a_divided_table_are_those_of_a_whole_one(computed, name):
+    np.testing.assert_array_equal(computed[f"lookup/{name}/rows"], computed["lookup/rows"])
+    gradient = computed[f"lookup/{name}/gradient"]
+    np.testing.assert_allclose(gradient, computed["lookup/gradient"], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", LOOKUP_MESHES)
+def test_each_device_gets_the_rows_of_its_own_positions_alone(computed, name):
+    sizes = parse_mesh(name)
+    positions = 2 * 8 // sizes["sequence"]
+    found = {
+        kind: json.loads(str(computed[f"lookup/{name}/{kind}/collectives"]))
+        for kind in ("rows", "gradient")
+    }
+    assert found["rows"] == [["reduce-scatter", positions * 10 // sizes["tensor"]]]
+    sums = [["all-reduce", 44 * 10 // sizes["tensor"]]] if sizes["sequence"] > 1 else []
+    assert found["gradient"] == [["all-gather", positions * 10], *sums]
 
 
 @pytest.mark.parametrize("places", [[()] * 4, [(0, 1), (0, 2), (0, 0)], [(0, 0), (1, 1), (0, 1)]])
