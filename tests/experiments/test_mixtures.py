@@ -72,7 +72,7 @@ from experiments.harness import cli
 from experiments.language_modelling import train
 from tests.experiments.test_mixtures import mixed_config
 folder, name, strategy = sys.argv[1:]
-config = mixed_config(Path(folder), name=name, strategy=strategy)
+config = mixed_config(Path(folder), name=name, strategy=strategy, data__batch_size=4)
 sys.exit(cli.run(lambda: train.main(config)))
 """
 
