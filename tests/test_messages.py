@@ -84,7 +84,7 @@ def test_an_option_that_a_message_names_exists():
         f"{path.relative_to(ROOT)}:{line} --{name}"
         for path in SOURCES
         for line, name in named_options(path)
-        if name not in known | GIT | STYLES | SACREBLEU
+        if name not in known | GIT | STYLES | SACREBLEU and not name.startswith("xla_")
     ]
     assert wrong == []
 
