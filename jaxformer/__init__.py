@@ -19,20 +19,24 @@ _NAMES = {
         BERT_BASE GPT2 LLAMA3_8B TRANSFORMER_BASE TRANSFORMER_BIG Alibi AttentionOptions
         EmbeddingOptions FeedForwardOptions Learned Llama3 NoPositions
         NormOptions OutputOptions PositionScheme Relative Rotary Sinusoidal TransformerConfig
-        Yarn positional_encoding""",
+        WindowOptions Yarn positional_encoding""",
     "decoding": """
         CompletionOptions SamplingConfig SearchConfig TranslationOptions beam_search sample""",
     "distributed": "replicated sharded single",
     "errors": "CheckpointError ConfigError DataError Diverged MissingExtra",
     "nn.attention": "MultiHeadAttention",
     "nn.axes": "Axes parameter_axes",
-    "nn.blocks": "Block stack_blocks unstack_blocks",
+    "nn.blocks": "Block",
     "nn.cache": "Cache",
+    "nn.embeddings": "Embedding",
+    "nn.feed_forward": "FeedForward",
     "nn.heads": "Classifier MaskedLanguageModel",
     "nn.inspection": "Patched read_taps tap_names with_attention_weights",
-    "nn.layers": "Embedding FeedForward Norm tap",
     "nn.models": "DecoderOnly EncoderDecoder EncoderOnly",
+    "nn.norm": "Norm",
     "nn.stack": "Encoder Stack",
+    "nn.stacked_blocks": "stack_blocks unstack_blocks",
+    "nn.taps": "tap",
     "ops.attention": "auto_attention",
     "ops.cross_entropy": "cross_entropy",
     "ops.dropout": "DropoutRng",

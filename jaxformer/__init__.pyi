@@ -23,6 +23,7 @@ from jaxformer.config import (
     Rotary,
     Sinusoidal,
     TransformerConfig,
+    WindowOptions,
     Yarn,
     positional_encoding,
 )
@@ -55,11 +56,15 @@ from jaxformer.nn.axes import (
 )
 from jaxformer.nn.blocks import (
     Block,
-    stack_blocks,
-    unstack_blocks,
 )
 from jaxformer.nn.cache import (
     Cache,
+)
+from jaxformer.nn.embeddings import (
+    Embedding,
+)
+from jaxformer.nn.feed_forward import (
+    FeedForward,
 )
 from jaxformer.nn.heads import (
     Classifier,
@@ -71,20 +76,24 @@ from jaxformer.nn.inspection import (
     tap_names,
     with_attention_weights,
 )
-from jaxformer.nn.layers import (
-    Embedding,
-    FeedForward,
-    Norm,
-    tap,
-)
 from jaxformer.nn.models import (
     DecoderOnly,
     EncoderDecoder,
     EncoderOnly,
 )
+from jaxformer.nn.norm import (
+    Norm,
+)
 from jaxformer.nn.stack import (
     Encoder,
     Stack,
+)
+from jaxformer.nn.stacked_blocks import (
+    stack_blocks,
+    unstack_blocks,
+)
+from jaxformer.nn.taps import (
+    tap,
 )
 from jaxformer.ops.attention import (
     auto_attention,
@@ -213,6 +222,7 @@ __all__ = [
     "TrainState",
     "TransformerConfig",
     "TranslationOptions",
+    "WindowOptions",
     "Yarn",
     "__version__",
     "auto_attention",

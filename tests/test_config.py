@@ -16,6 +16,7 @@ from jaxformer.config import (
     Rotary,
     Sinusoidal,
     TransformerConfig,
+    WindowOptions,
     Yarn,
     from_plain,
     to_plain,
@@ -91,8 +92,8 @@ def test_a_contradiction_is_refused_with_what_was_given_and_what_to_do(changes, 
         (EmbeddingOptions, {"tied": "some"}, ["tied='some'", "none, output, inputs, all"]),
         (EmbeddingOptions, {"num_types": -2}, ["num_types=-2", "at least 0"]),
         (AttentionOptions, {"num_kv_heads": 0}, ["num_kv_heads=0", "at least 1"]),
-        (AttentionOptions, {"full_every": 1}, ["full_every=1", "at least 2"]),
-        (AttentionOptions, {"full_every": 2}, ["full_every=2 chooses layers", "give a window"]),
+        (WindowOptions, {"full_every": 1}, ["full_every=1", "at least 2"]),
+        (WindowOptions, {"full_every": 2}, ["full_every=2 chooses layers", "give the size"]),
         (AttentionOptions, {"softcap": 0.0}, ["softcap=0.0", "above 0"]),
         (AttentionOptions, {"dropout_rate": -0.1}, ["dropout_rate=-0.1, but it must be in [0, 1)"]),
         (Sinusoidal, {"layout": "half"}, ["layout='half'", "interleaved, halves"]),
@@ -136,3 +137,18 @@ def test_a_config_is_a_value():
     assert replace(SMALL) == SMALL and hash(replace(SMALL)) == hash(SMALL)
     with pytest.raises(FrozenInstanceError):
         SMALL.d_model = 3
+
+
+def test_an_activation_of_ones_own_is_recorded_by_its_name():
+    config = replace(SMALL, feed_forward=FeedForwardOptions(softsign))
+    plain = json.loads(json.dumps(to_plain(config)))
+    assert plain["feed_forward"]["activation"] == f"{__name__}:softsign"
+    assert from_plain(TransformerConfig, plain) == config
+    with pytest.raises(ConfigError, match="cannot be found again by a name"):
+        to_plain(FeedForwardOptions(lambda x: x))
+    with pytest.raises(ConfigError, match="activation='tanh'"):
+        FeedForwardOptions("tanh")
+
+
+def softsign(x):
+    return x / (1 + abs(x))

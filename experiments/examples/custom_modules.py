@@ -32,8 +32,10 @@ from jaxformer.distributed import Strategy, make_mesh, parse_mesh, sharded, sing
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.cache import LayerCache
-from jaxformer.nn.layers import Dropout, FeedForward, Norm
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.norm import Norm
 from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -111,21 +113,33 @@ class ParallelBlock(nn.Module):
         *,
         rotation: Rotation | None = None,
         bias: jax.Array | None = None,
-        encoder_kv: tuple[jax.Array, jax.Array] | None = None,
+        encoder_kv: None = None,
         encoder_mask: AttentionMask | None = None,
-        layer_cache: LayerCache | None = None,
         dropout_rng: DropoutRng | None = None,
-    ) -> tuple[jax.Array, LayerCache | None]:
+    ) -> jax.Array:
         """As `Block`, without cross-attention."""
         h = self.norm(x)
-        keys, values = self.attention.keys_values(h, rotation)
-        if layer_cache is not None:
-            layer_cache = layer_cache.write(keys, values, mask.offset)
-            keys, values = layer_cache.read()
-        kv = keys, values
-        y = self.attention(h, kv, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
+        y = self.attention(h, None, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         y = y + self.feed_forward(h, dropout_rng)
-        return x + self.dropout(y, dropout_rng), layer_cache
+        return x + self.dropout(y, dropout_rng)
+
+    def decode(
+        self,
+        x: jax.Array,
+        layer_cache: LayerCache,
+        mask: AttentionMask,
+        *,
+        rotation: Rotation | None = None,
+        bias: jax.Array | None = None,
+        encoder_kv: None = None,
+        encoder_mask: AttentionMask | None = None,
+    ) -> tuple[jax.Array, LayerCache]:
+        """As `Block.decode`: the tokens of `x` attend to all in `layer_cache`, and are added."""
+        h = self.norm(x)
+        keys, values = self.attention.keys_values(h, rotation)
+        layer_cache = layer_cache.write(keys, values, mask.offset)
+        y = self.attention(h, layer_cache.read(), mask, rotation=rotation, bias=bias)
+        return x + y + self.feed_forward(h), layer_cache
 
 
 def parallel_block(

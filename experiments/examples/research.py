@@ -18,8 +18,8 @@ from jax import export
 from jax.sharding import PartitionSpec as P
 
 import jaxformer as jf
-from jaxformer.nn.layers import LMHead
-from jaxformer.nn.stack import make_stack
+from jaxformer.nn.embeddings import LMHead
+from jaxformer.nn.recipe import make_stack
 from jaxformer.pretrained import torch_layers
 from jaxformer.training.losses import Loss
 
@@ -138,7 +138,7 @@ class HyperEncoder(nn.Module):
             mix = self.param(f"mix_{i}", lambda _: jnp.eye(n))
             write = self.param(f"write_{i}", nn.initializers.ones, (n,))
             x = jnp.einsum("s,s...->...", read, streams)
-            y, _ = jf.Block(2, 20, norm_options=norm, name=f"blocks_{i}")(x, mask)
+            y = jf.Block(2, 20, norm_options=norm, name=f"blocks_{i}")(x, mask)
             streams = jnp.einsum("rs,s...->r...", mix, streams)
             streams += jnp.einsum("s,...->s...", write, y - x)
         return streams.mean(axis=0)

@@ -11,8 +11,8 @@ from flax import linen as nn
 
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.blocks import Block
-from jaxformer.nn.layers import Norm
-from jaxformer.nn.stack import make_stack
+from jaxformer.nn.norm import Norm
+from jaxformer.nn.recipe import make_stack
 from jaxformer.ops.masks import AttentionMask
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.torch_layers import State, decoder_layer, encoder_layer

@@ -37,7 +37,13 @@ class PositionWiseFeedForward(nn.Module):
 
     def __init__(self, config: TransformerConfig):
         super().__init__()
-        self.activation = ACTIVATIONS[config.feed_forward.activation]
+        activation = config.feed_forward.activation
+        if not isinstance(activation, str):
+            raise ConfigError(
+                f"feed_forward.activation={activation!r} is not supported by the PyTorch "
+                f"reference: give one of {', '.join(ACTIVATIONS)}"
+            )
+        self.activation = ACTIVATIONS[activation]
         self.up = nn.Linear(config.d_model, config.d_ff, config.use_bias)
         self.down = nn.Linear(config.d_ff, config.d_model, config.use_bias)
         self.dropout = nn.Dropout(config.feed_forward.dropout_rate)

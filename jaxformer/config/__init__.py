@@ -51,6 +51,7 @@ from jaxformer.config.transformer import (
     NormOptions,
     OutputOptions,
     TransformerConfig,
+    WindowOptions,
     dotted_fields,
     with_fields,
 )
@@ -87,6 +88,7 @@ __all__ = [
     "Seed",
     "Sinusoidal",
     "TransformerConfig",
+    "WindowOptions",
     "Yarn",
     "check_trusted",
     "dotted_fields",

@@ -13,6 +13,7 @@ jaxformer.errors.ConfigError: steps=0, but it must be at least 1
 
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -72,23 +73,31 @@ _TYPES: dict[Any, tuple[type, str, str]] = {
 class Checked:
     """The base of configurations: `ConfigError` for a value that a field's annotation excludes.
 
-    int, float (finite), bool, str, None, dataclasses, `Literal`, the annotated types above, tuples
-    of one of these such as `tuple[Count, ...]`, and unions of these are checked. A number of NumPy
-    becomes Python's, and a whole number becomes a float where only a float is allowed, so that
-    equal configurations are written alike, wherever they were read from.
+    int, float (finite), bool, str, None, dataclasses, functions, `Literal`, the annotated types
+    above, tuples of one of these such as `tuple[Count, ...]`, and unions of these are checked. A
+    number of NumPy becomes Python's, and a whole number becomes a float where only a float is
+    allowed, so that equal configurations are written alike, wherever they were read from.
     """
 
     def __post_init__(self) -> None:
         of_self: Any = type(self)
-        for name, kind in _hints(of_self).items():
-            value = getattr(self, name)
-            if isinstance(value, np.generic):  # as np.linspace gives them
-                value = value.item()
-            kinds = alternatives(kind)
-            mistakes = [_mistake(value, one) for one in kinds]
-            if all(mistakes):
-                raise ConfigError(f"{name}={value!r}{_sentence(value, kinds, mistakes)}")
-            object.__setattr__(self, name, _of_its_type(value, kinds))
+        check_fields(self, _hints(of_self))
+
+
+def check_fields(value: Any, kinds: Mapping[str, Any]) -> None:
+    """Checks the fields `kinds` of `value`: name -> annotation. Raises `ConfigError`.
+
+    It is for `Checked` and for modules, so that both refuse the same values by the same sentences.
+    """
+    for name, kind in kinds.items():
+        field = getattr(value, name)
+        if isinstance(field, np.generic):  # as np.linspace gives them
+            field = field.item()
+        options = alternatives(kind)
+        mistakes = [_mistake(field, one) for one in options]
+        if all(mistakes):
+            raise ConfigError(f"{name}={field!r}{_sentence(field, options, mistakes)}")
+        object.__setattr__(value, name, _of_its_type(field, options))
 
 
 def is_union(kind: Any) -> bool:
@@ -108,7 +117,8 @@ def _of_its_type(value: Any, kinds: tuple[Any, ...]) -> Any:
         return tuple(_of_its_type(item, alternatives(items[0])) for item in value)
     plain = [get_args(kind)[0] if get_origin(kind) is Annotated else kind for kind in kinds]
     is_whole = isinstance(value, int) and not isinstance(value, bool)
-    return float(value) if is_whole and float in plain and int not in plain else value
+    number: Any = value
+    return float(number) if is_whole and float in plain and int not in plain else value
 
 
 class _Mistake(NamedTuple):
@@ -129,6 +139,8 @@ def _mistake(value: Any, kind: Any) -> _Mistake | None:
     if get_origin(kind) is Literal:
         allowed = ", ".join(map(str, arguments))
         return None if value in arguments else _Mistake(f" is unknown: give one of {allowed}")
+    if get_origin(kind) is Callable or kind is Callable:
+        return None if callable(value) else _Mistake()
     if get_origin(kind) is tuple and arguments[1:] == (Ellipsis,):
         if not isinstance(value, tuple):
             return _Mistake()
@@ -179,6 +191,8 @@ def _described(kind: Any, several: bool = False) -> str:
         return f"a tuple of {_described(get_args(kind)[0], several=True)}"
     if get_origin(kind) is Literal:
         return " or ".join(map(repr, get_args(kind)))
+    if get_origin(kind) is Callable or kind is Callable:
+        return "functions" if several else "a function"
     if kind in _TYPES:
         _, one, many = _TYPES[kind]
         return many if several else one

@@ -3,7 +3,8 @@
 A field may hold a *part*: one of the frozen dataclasses in the union that annotates it, as in
 `positions: Sinusoidal | Rotary`. In JSON the name of the part, that of its class in lower snake
 case, stands under "type" beside its fields: {"type": "rotary", "base": 1e6}. The name alone stands
-for the part with its defaults. A part of your own has the name package.module:name.
+for the part with its defaults. A part or a function of your own has the name
+package.module:name.
 """
 
 import contextlib
@@ -12,6 +13,7 @@ import json
 import re
 import types
 import typing
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -85,6 +87,8 @@ def to_plain(value: Any, kind: Any = None) -> Any:
         return to_plain(value.item())
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if callable(value):
+        return name_of(value, "a field")
     raise ConfigError(f"{value!r} cannot be written to config.json: use plain values")
 
 
@@ -112,6 +116,8 @@ def from_plain(kind: Any, value: Any, where: str = "") -> Any:
             return origin(from_plain(item, v, f"{where}.{i}") for i, (item, v) in pairs)
     if origin is dict and isinstance(value, dict):
         return {key: from_plain(options[1], v, f"{where}.{key}") for key, v in value.items()}
+    if origin is Callable and isinstance(value, str) and is_import_name(value):
+        return import_by_name(value, where)
     if kind is Path and isinstance(value, str):
         return Path(value)
     if kind is float and isinstance(value, int | float) and not isinstance(value, bool):
@@ -205,6 +211,8 @@ def shown(kind: Any) -> str:
         return "|".join(map(str, options))
     if is_union(kind):
         return "|".join(map(shown, options))
+    if typing.get_origin(kind) is Callable:
+        return "package.module:name"
     if typing.get_origin(kind) in (tuple, list):
         return f"{shown(options[0])} ..." if options[-1] is ... else " ".join(map(shown, options))
     return kind.__name__ if isinstance(kind, type) else str(kind)

@@ -57,18 +57,26 @@ class Rotation(NamedTuple):
     cos: Float[Array, "#B T 1 half"]
 
 
-def rotate(x: Float[Array, "B T N H"], rotation: Rotation) -> Float[Array, "B T N H"]:
-    """`x` with each pair (x[i], x[i + half]) rotated.
+def rotate(x: Float[Array, "B T N H"], rotation: Rotation | None) -> Float[Array, "B T N H"]:
+    """`x` with each pair (x[i], x[i + half]) rotated; `x` itself without a `rotation`.
 
     The product of a rotated query and a rotated key depends only on their distance (Su et al.
-    2021, equation 16; here x[i] is paired with x[i + half] instead of its neighbour).
+    2021, equation 16; here x[i] is paired with x[i + half] instead of its neighbour). Raises
+    `ConfigError` for the rotation of larger heads.
 
     >>> quarter = Rotation(sin=jnp.ones((1, 1, 1, 1)), cos=jnp.zeros((1, 1, 1, 1)))
     >>> rotate(jnp.array([[[[1.0, 0.0]]]]), quarter)  # by 90 degrees
     Array([[[[0., 1.]]]], dtype=float32)
     """
+    if rotation is None:
+        return x
     sin, cos = rotation
     size = 2 * sin.shape[-1]
+    if size > x.shape[-1]:
+        raise ConfigError(
+            f"the rotation is one of {size} numbers, but the heads have {x.shape[-1]}: make it by "
+            f"rotation(positions, head_dim={x.shape[-1]})"
+        )
     # Split before it is converted: a TPU's compiler then moves 16 bits to another layout, not 32.
     first, second = (half.astype(jnp.float32) for half in jnp.split(x[..., :size], 2, axis=-1))
     rotated = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)

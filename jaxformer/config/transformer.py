@@ -4,9 +4,11 @@ What later papers added is a part: a value with defaults.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Annotated, Any, Literal, TypeVar
+
+from jax import Array
 
 from jaxformer.config.checks import Checked, Count, Fraction, Natural, NonNegative, Positive, Range
 from jaxformer.config.positions import (
@@ -23,21 +25,40 @@ TiedEmbeddings = Literal["none", "output", "inputs", "all"]
 NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel"]
 
 
+def check_kv_heads(num_heads: int, num_kv_heads: int | None) -> None:
+    """Raises `ConfigError` unless each key/value head serves as many query heads as the others."""
+    if num_heads % (num_kv_heads or num_heads):
+        raise ConfigError(
+            f"num_heads={num_heads} is not divisible by num_kv_heads={num_kv_heads}: "
+            "each key/value head serves a whole group of query heads"
+        )
+
+
+def check_norm_over_heads(norm_over_heads: bool, query_key_norm: bool) -> None:
+    """Raises `ConfigError` for the option of a norm that is not there."""
+    if norm_over_heads and not query_key_norm:
+        raise ConfigError(
+            "norm_over_heads=True says how queries and keys are normalised, but "
+            "query_key_norm=False: give query_key_norm=True"
+        )
+
+
+def check_zero_id(zero_id: int | None, vocab_size: int) -> None:
+    """Raises `ConfigError` for an id without a row in the table of embeddings."""
+    if zero_id is not None and zero_id >= vocab_size:
+        raise ConfigError(f"zero_id={zero_id}, but vocab_size={vocab_size}: give an id below it")
+
+
 @dataclass(frozen=True)
 class AttentionOptions(Checked):
     """Choices of attention.
 
-    >>> gemma2 = jf.AttentionOptions(num_kv_heads=4, window=4096, full_every=2, softcap=50.0)
+    >>> gemma2 = jf.AttentionOptions(num_kv_heads=4, softcap=50.0)
     """
 
     num_kv_heads: Count | None = None
     """K, the number of key/value heads, each shared by a group of heads; None: the number of heads
     (Ainslie et al. 2023)."""
-    window: Count | None = None
-    """In causal self-attention, how many tokens a token attends to, itself included; None: all."""
-    full_every: Annotated[int, Range(2)] | None = None
-    """With `window`, each layer whose number is a multiple of this attends to all tokens (Gemma 2:
-    2, every other layer; the first has the number 1); None: no layer does."""
     query_scalar: Positive | None = None
     """Products of queries and keys are divided by the square root of this; None: the head size."""
     softcap: Positive | None = None
@@ -53,16 +74,35 @@ class AttentionOptions(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.full_every is not None and self.window is None:
+        check_norm_over_heads(self.norm_over_heads, self.query_key_norm)
+
+
+@dataclass(frozen=True)
+class WindowOptions(Checked):
+    """The window of causal self-attention in a stack of blocks.
+
+    >>> gemma2 = jf.WindowOptions(size=4096, full_every=2)
+    """
+
+    size: Count | None = None
+    """In causal self-attention, how many tokens a token attends to, itself included; None: all."""
+    full_every: Annotated[int, Range(2)] | None = None
+    """With `size`, each layer whose number is a multiple of this attends to all tokens (Gemma 2:
+    2, every other layer; the first has the number 1); None: no layer does."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.full_every is not None and self.size is None:
             raise ConfigError(
-                f"full_every={self.full_every} chooses layers without the window, but window=None: "
-                "give a window"
+                f"full_every={self.full_every} chooses layers without the window, but size=None: "
+                "give the size of the window"
             )
-        if self.norm_over_heads and not self.query_key_norm:
-            raise ConfigError(
-                "norm_over_heads=True says how queries and keys are normalised, but "
-                "query_key_norm=False: give query_key_norm=True"
-            )
+
+    def is_full(self, layer: int) -> bool:
+        """Whether the layer with this number, from 0, has no window."""
+        if self.size is None:
+            return True
+        return self.full_every is not None and (layer + 1) % self.full_every == 0
 
 
 @dataclass(frozen=True)
@@ -72,8 +112,8 @@ class FeedForwardOptions(Checked):
     >>> swiglu = jf.FeedForwardOptions("silu", gated=True)
     """
 
-    activation: Activation = "relu"
-    """The activation of the hidden layer."""
+    activation: Activation | Callable[[Array], Array] = "relu"
+    """The activation of the hidden layer: a name, or your own function."""
     gated: bool = False
     """The activation of one projection multiplies another (Shazeer 2020)."""
     dropout_rate: Fraction = 0.0
@@ -131,6 +171,15 @@ class OutputOptions(Checked):
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
 
 
+def check_window_positions(positions: PositionScheme, window: WindowOptions) -> None:
+    """Raises `ConfigError` for positions that differ in a window where there is none."""
+    if window.size is None and positions.in_windows() is not positions:
+        raise ConfigError(
+            f"positions={positions} differ in layers with a window, but window.size=None: give a "
+            "window, or leave window_base out"
+        )
+
+
 @dataclass(frozen=True)
 class TransformerConfig(Checked):
     """The recipe of a whole model: the sizes of Vaswani et al. 2017, table 3, and parts.
@@ -169,7 +218,9 @@ class TransformerConfig(Checked):
     norm: NormOptions = NormOptions()
     """Norms: their kind and their place."""
     attention: AttentionOptions = AttentionOptions()
-    """Attention: shared heads, windows, soft caps."""
+    """Attention: shared heads, norms, soft caps."""
+    window: WindowOptions = WindowOptions()
+    """The window of causal self-attention, and the layers without it."""
     feed_forward: FeedForwardOptions = FeedForwardOptions()
     """The feed-forward network: its activation and gate."""
     embeddings: EmbeddingOptions = EmbeddingOptions()
@@ -192,14 +243,11 @@ class TransformerConfig(Checked):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_heads(self)
+        _check_head_size(self)
+        check_kv_heads(self.num_heads, self.attention.num_kv_heads)
         _check_vocabulary(self)
         self.positions.check(self.d_model, self.key_size)
-        if self.attention.window is None and self.positions.in_windows() is not self.positions:
-            raise ConfigError(
-                f"positions={self.positions} differ in layers with a window, but attention.window="
-                "None: give a window, or leave window_base out"
-            )
+        check_window_positions(self.positions, self.window)
 
     @property
     def ties_inputs(self) -> bool:
@@ -271,25 +319,16 @@ def dotted_fields(config: TransformerConfig) -> dict[str, Any]:
     return dotted
 
 
-def _check_heads(config: TransformerConfig) -> None:
+def _check_head_size(config: TransformerConfig) -> None:
     if config.head_dim is None and config.d_model % config.num_heads:
         raise ConfigError(
             f"d_model={config.d_model} is not divisible by num_heads={config.num_heads}: choose "
             "a divisor, or give head_dim"
         )
-    if config.num_heads % config.kv_heads:
-        raise ConfigError(
-            f"num_heads={config.num_heads} is not divisible by num_kv_heads={config.kv_heads}: "
-            "each key/value head serves a whole group of query heads"
-        )
 
 
 def _check_vocabulary(config: TransformerConfig) -> None:
-    zero_id = config.embeddings.zero_id
-    if zero_id is not None and zero_id >= config.vocab_size:
-        raise ConfigError(
-            f"zero_id={zero_id}, but vocab_size={config.vocab_size}: give an id below it"
-        )
+    check_zero_id(config.embeddings.zero_id, config.vocab_size)
     if config.ties_inputs and config.source_vocab_size not in (None, config.vocab_size):
         raise ConfigError(
             f"tied={config.embeddings.tied!r} needs one vocabulary, but source_vocab_size="

@@ -23,10 +23,11 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict
 
 from jaxformer.errors import ConfigError
+from jaxformer.nn.dense import Dense
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import reference
-from jaxformer.ops.dense import Dense, QuantizedMatrix
+from jaxformer.ops.dense import QuantizedMatrix
 
 INPUT, OUTPUT = "input", "output"
 """The names of axes that no `AXES` names."""

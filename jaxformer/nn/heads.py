@@ -7,11 +7,18 @@ from flax import linen as nn
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
+from jaxformer.config.checks import Count
 from jaxformer.errors import ConfigError
-from jaxformer.nn.layers import ACTIVATIONS, Dropout, Norm, softcap, tap
+from jaxformer.nn.checked_module import CheckedModule
+from jaxformer.nn.dense import Dense
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.embeddings import softcap
 from jaxformer.nn.models import EncoderOnly, Model, Tokens
-from jaxformer.nn.stack import initializers
-from jaxformer.ops.dense import Dense, add_bias, logits_matmul
+from jaxformer.nn.norm import Norm
+from jaxformer.nn.recipe import initializers
+from jaxformer.nn.taps import tap
+from jaxformer.ops.activations import find_activation
+from jaxformer.ops.dense import add_bias, logits_matmul
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray
 
@@ -90,14 +97,14 @@ class MaskedLanguageModel(Model):
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        x = ACTIVATIONS[self.config.feed_forward.activation](self.transform(hidden))
-        x = self.transform_norm(x)
+        activation = find_activation(self.config.feed_forward.activation)
+        x = self.transform_norm(activation(self.transform(hidden)))
         logits = logits_matmul(x, self.encoder.embedding.table.T)
         logits, cap = add_bias(logits, self.bias), self.config.output.softcap
         return tap(self, "logits", logits if cap is None else softcap(logits, cap))
 
 
-class Classifier(nn.Module):
+class Classifier(CheckedModule):
     """A dense layer on the backbone's `pooled` vector of each text.
 
     `pooling` "own" takes a decoder's vector of the last token, an encoder's of the first one (or
@@ -114,7 +121,7 @@ class Classifier(nn.Module):
     """
 
     backbone: nn.Module
-    classes: int
+    classes: Count
     pooling: Literal["own", "mean"] = "own"
 
     @nn.compact
@@ -137,7 +144,7 @@ class Classifier(nn.Module):
         return dense_head(self.backbone.config, self.classes)(x)
 
 
-class TokenClassifier(nn.Module):
+class TokenClassifier(CheckedModule):
     """A dense layer on the vector of each token, for names, parts of speech and the like.
 
     `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
@@ -145,7 +152,7 @@ class TokenClassifier(nn.Module):
     """
 
     backbone: nn.Module
-    classes: int
+    classes: Count
 
     @nn.compact
     def __call__(
@@ -162,7 +169,7 @@ class TokenClassifier(nn.Module):
         return dense_head(self.backbone.config, self.classes)(x)
 
 
-class SpanPredictor(nn.Module):
+class SpanPredictor(CheckedModule):
     """A dense layer that gives each token's logits of being the first and the last of an answer.
 
     `backbone` is as that of `TokenClassifier` (Devlin et al. 2019, section 4.2).

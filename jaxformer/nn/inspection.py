@@ -19,9 +19,11 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.tree_util import Partial
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, STACKED, Block, unstack_blocks
-from jaxformer.nn.layers import INTERMEDIATES, REPLACEMENTS
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.models import EncoderDecoder, Model
+from jaxformer.nn.remat import REMAT
+from jaxformer.nn.stacked_blocks import STACKED, unstack_blocks
+from jaxformer.nn.taps import INTERMEDIATES, REPLACEMENTS
 from jaxformer.ops.attention import reference
 
 Replacement = Callable[[jax.Array], Any]

@@ -8,8 +8,9 @@ from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.nn.layers import Embedding, LMHead
-from jaxformer.ops.dense import Dense, QuantizedMatrix, quantize_matrix
+from jaxformer.nn.dense import Dense
+from jaxformer.nn.embeddings import Embedding, LMHead
+from jaxformer.ops.dense import QuantizedMatrix, quantize_matrix
 
 
 def quantize(model: nn.Module, params: Any) -> Any:

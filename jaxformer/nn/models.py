@@ -16,10 +16,13 @@ from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.cache import Cache, LayerCache, init_cache
-from jaxformer.nn.layers import Embedding, LMHead, tap
-from jaxformer.nn.stack import Stack, initializers, make_stack
+from jaxformer.nn.checked_module import CheckedModule
+from jaxformer.nn.dense import Dense
+from jaxformer.nn.embeddings import Embedding, LMHead
+from jaxformer.nn.recipe import initializers, make_embedding, make_stack
+from jaxformer.nn.stack import Stack
+from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.masks import AnyArray, AttentionMask, as_padding_mask
 
@@ -29,15 +32,7 @@ Source = Int[AnyArray, "B S"] | Float[AnyArray, "B S D"]
 """The same, of a source."""
 
 
-def make_embedding(
-    config: TransformerConfig, vocab_size: int, zero_id: int | None = None
-) -> Embedding:
-    """A table of `vocab_size` vectors of the model of `config`."""
-    scale, (_, table_init) = config.embeddings.scale, initializers(config)
-    return Embedding(vocab_size, config.d_model, scale, zero_id, table_init, config.dtype)
-
-
-class Model(nn.Module):
+class Model(CheckedModule):
     """The base of all models: the recipe, and what is passed to each `Stack`."""
 
     config: TransformerConfig
@@ -70,8 +65,8 @@ class DecodingModel(Model):
 
     def lm_head(self, hidden: Float[Array, "*shape D"]) -> Float[Array, "*shape V"]:
         """The logits of `hidden` vectors."""
-        is_tied = self.config.embeddings.tied in ("output", "all")
-        return tap(self, "logits", self.output(hidden, self.embedding if is_tied else None))
+        tied = self.embedding if self.config.ties_output else None
+        return tap(self, "logits", self.output(hidden, tied))
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"] | Float[AnyArray, "B W T D"], cache: Cache
@@ -285,9 +280,9 @@ class EncoderOnly(Model):
 
     def setup(self) -> None:
         config = self.config
-        if config.attention.window is not None:
+        if config.window.size is not None:
             raise ConfigError(
-                f"attention.window={config.attention.window}, but an encoder sees all tokens: "
+                f"window.size={config.window.size}, but an encoder sees all tokens: "
                 "leave it out, or build a DecoderOnly, whose attention is causal"
             )
         zero_id = config.embeddings.zero_id

@@ -1,177 +1,95 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxformer.config import NoPositions, NormOptions, PositionScheme, TransformerConfig
-from jaxformer.config.positions import ParamSpecs, Rotation
+from jaxformer.config import (
+    AttentionOptions,
+    FeedForwardOptions,
+    NoPositions,
+    NormOptions,
+    PositionScheme,
+    WindowOptions,
+)
+from jaxformer.config.checks import Count, Fraction, Natural
+from jaxformer.config.positions import Rotation
+from jaxformer.config.transformer import check_window_positions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import STACKED, Block
+from jaxformer.nn.attention import MultiHeadAttention
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.cache import Cache, LayerCache
-from jaxformer.nn.layers import Dropout, Initializer, Norm, tap
-from jaxformer.ops.attention import ATTENTION_FNS, AttentionFn, reference
+from jaxformer.nn.checked_module import CheckedModule
+from jaxformer.nn.dense import Initializer
+from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.feed_forward import FeedForward
+from jaxformer.nn.norm import Norm
+from jaxformer.nn.positions import PositionParams
+from jaxformer.nn.stacked_blocks import STACKED
+from jaxformer.nn.taps import tap
+from jaxformer.ops.attention import AttentionFn, reference
 from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
-from jaxformer.ops.masks import AnyArray, AttentionMask
+from jaxformer.ops.masks import AnyArray, AttentionMask, as_attention_mask
 from jaxformer.ops.partitioning import divide_positions, gather_positions
+from jaxformer.ops.traced_once import traced_once
 
+NORMAL = nn.initializers.normal(0.02)
+
+_XAVIER = nn.initializers.xavier_uniform()
 _NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
-_NORMAL = nn.initializers.normal(0.02)
+_ATTENTION, _FEED_FORWARD = AttentionOptions(), FeedForwardOptions()
 
 
-def initializers(config: TransformerConfig) -> tuple[Initializer, Initializer]:
-    """The initializer of matrices, and that of tables with a row for each id or bucket."""
-    if config.initializer == "xavier":
-        return nn.initializers.xavier_uniform(), nn.initializers.normal(config.d_model**-0.5)
-    return _NORMAL, _NORMAL
+class BlockInputs(NamedTuple):
+    """The inputs that blocks of one kind share."""
+
+    mask: AttentionMask
+    rotation: Rotation | None
+    bias: Float[Array, "_ N T S"] | None
+    encoder_mask: AttentionMask | None
+
+    def of_beams(self, cache: Cache, count: int) -> "BlockInputs":
+        """The inputs for the beams of `cache` with `count` new tokens each."""
+        mask = cache.mask_of_beams(self.mask, count)
+        return self._replace(mask=mask, bias=cache.bias_of_beams(self.bias))
 
 
-def make_stack(
-    config: TransformerConfig,
-    num_layers: int,
-    cross: bool = False,
-    attention_fn: AttentionFn = reference,
-    block: Callable[..., nn.Module] = Block,
-) -> "Stack":
-    """The stack of `config`: the one function that turns a recipe into modules.
+class InputsByKind(NamedTuple):
+    """The inputs of blocks that attend to all tokens, and of blocks with a window."""
 
-    `block` makes each block from the fields of `Block`: `Block`, one of `REMAT`, or your own.
-
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2)
-    >>> stack, x = make_stack(config, num_layers=2), jnp.ones((3, 5, 8))
-    >>> variables = jax.eval_shape(stack.init, jax.random.key(0), x)
-    >>> sorted(variables["params"])
-    ['blocks_0', 'blocks_1']
-    """
-    if not callable(attention_fn):
-        raise ConfigError(
-            f"attention_fn={attention_fn!r} is not a function: give one of ATTENTION_FNS[...] with "
-            f"{', '.join(map(repr, ATTENTION_FNS))}"
-        )
-    kernel_init, table_init = initializers(config)
-    out_init = kernel_init
-    if config.initializer == "scaled_normal":  # Radford et al. 2019, section 2.3
-        blocks = config.num_encoder_layers + config.num_decoder_layers
-        out_init = nn.initializers.normal(0.02 / math.sqrt(2 * blocks))
-    attention, window = config.attention, config.attention.window
-    if window is not None:  # which is in the stack's mask
-        attention = replace(attention, window=None, full_every=None)
-    make_block = partial(
-        block,
-        num_heads=config.num_heads,
-        d_ff=config.d_ff,
-        cross=cross,
-        head_dim=config.head_dim,
-        value_head_dim=config.value_head_dim,
-        dropout_rate=config.dropout_rate,
-        norm_options=config.norm,
-        attention_options=attention,
-        feed_forward_options=config.feed_forward,
-        use_bias=config.use_bias,
-        attention_fn=attention_fn,
-        kernel_init=kernel_init,
-        out_init=out_init,
-        dtype=config.dtype,
-    )
-    return Stack(
-        num_layers,
-        make_block,
-        config.num_heads,
-        head_dim=config.head_dim,
-        scheme=config.positions,
-        max_len=config.max_len,
-        table_init=table_init,
-        dropout_rate=config.dropout_rate,
-        window=window,
-        full_every=config.attention.full_every,
-        make_norm=partial(Norm, config.norm.kind, config.norm.eps, config.use_bias),
-        input_norm=config.embeddings.norm,
-        output_norm=config.norm.placement != "post",
-        scan=config.scan_layers,
-    )
+    full: BlockInputs
+    windowed: BlockInputs
 
 
-def Encoder(  # noqa: N802  (it makes a module, as a class does)
-    num_layers: int,
-    num_heads: int,
-    d_ff: int,
-    positions: PositionScheme = _NO_POSITIONS,
-    norm_options: NormOptions = _POST_NORM,
-    name: str | None = None,
-    **fields: Any,
-) -> "Stack":
-    """A stack of bidirectional blocks on vectors (Vaswani et al. 2017, figure 1, left).
-
-    `fields` are further ones of `Block`, such as `dropout_rate`.
-
-    >>> encoder = jf.Encoder(num_layers=6, num_heads=8, d_ff=2048, positions=jf.Sinusoidal())
-    >>> real = jnp.array([[1] * 7, [1] * 5 + [0] * 2], bool)  # the second text has padding
-    >>> x = jnp.ones((2, 7, 512))
-    >>> out, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), x, real)
-    >>> out.shape
-    (2, 7, 512)
-    """
-    return Stack(
-        num_layers,
-        partial(Block, num_heads, d_ff, norm_options=norm_options, **fields),
-        num_heads,
-        scheme=positions,
-        make_norm=partial(Norm, norm_options.kind, norm_options.eps),
-        output_norm=norm_options.placement != "post",
-        name=name,
-    )
-
-
-class PositionParams(nn.Module):
-    """The parameters of a position scheme by name, from its initializers and shapes."""
-
-    AXES: ClassVar[Mapping[str, str]] = {
-        "table": "position -> embed",
-        "relative_bias": "bucket -> heads",
-    }
-
-    specs: ParamSpecs
-
-    @nn.compact
-    def __call__(self) -> dict[str, Array]:
-        """The parameters, float32."""
-        specs = self.specs.items()
-        return {name: self.param(name, init, shape, jnp.float32) for name, (init, shape) in specs}
-
-
-class Stack(nn.Module):
+class Stack(CheckedModule):
     """Positions, then `num_layers` blocks one after the other, then a norm.
 
-    >>> stack, x = jf.Stack(2, partial(jf.Block, 2, 12), num_heads=2), jnp.ones((3, 5, 8))
+    >>> stack, x = jf.Stack(2, partial(jf.Block, 2, 12)), jnp.ones((3, 5, 8))
     >>> variables = jax.eval_shape(stack.init, jax.random.key(0), x)
     >>> sorted(variables["params"])
     ['blocks_0', 'blocks_1', 'final_norm']
     """
 
-    num_layers: int
+    num_layers: Natural
     make_block: Callable[..., nn.Module]
-    """make_block(layer=i) -> block i, called as `Block` is; None is that of a scan."""
-    num_heads: int
-    """N, for the positions, as the fields down to `table_init`."""
-    head_dim: int | None = None
-    """H; None: D / N."""
+    """make_block(layer=i) -> block i, called as `Block` is; None is that of a scan.
+
+    A scheme that acts on heads reads `num_heads` and `head_dim` of the blocks."""
     scheme: PositionScheme = NoPositions()
-    max_len: int = 512
-    table_init: Initializer = _NORMAL
-    dropout_rate: float = 0.0
+    max_len: Count = 512
+    """The longest sequence; learned positions end there."""
+    table_init: Initializer = NORMAL
+    """The initializer of a position scheme's tables."""
+    dropout_rate: Fraction = 0.0
     """Dropout on the input, with its positions."""
-    window: int | None = None
-    """In causal self-attention, how many tokens a token attends to; None: all."""
-    full_every: int | None = None
-    """Each layer whose number, from 1, is a multiple of this has no window."""
+    window: WindowOptions = WindowOptions()
+    """The window of causal self-attention, and the layers without it."""
     make_norm: Callable[[], nn.Module] = Norm
     input_norm: bool = False
     """A norm of the input, with its positions."""
@@ -180,21 +98,27 @@ class Stack(nn.Module):
     """One loop applies the blocks. Their parameters, caches and encoder keys have a leading layer
     axis; a deep model compiles as fast as a shallow one."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_window_positions(self.scheme, self.window)
+
     def setup(self) -> None:
-        count = self.num_layers
-        if count < 1:
+        if self.num_layers < 1:
             field = f"num_{self.name}_layers" if self.name else "num_layers"
             raise ConfigError(
-                f"{field}={count}, but this model needs at least 1: give more, or build "
+                f"{field}={self.num_layers}, but this model needs at least 1: give more, or build "
                 "a model without it"
             )
+        self.positions: PositionParams = PositionParams()
+        if self.input_norm:
+            self.embedding_norm: nn.Module = self.make_norm()
+        self.dropout: Dropout = Dropout(self.dropout_rate, "input")
         if self.scan:
             self.stacked_blocks: nn.Module = self.make_block(layer=None)
         else:
-            self.blocks: list[nn.Module] = [self.make_block(layer=i) for i in range(count)]
-        self.dropout: Dropout = Dropout(self.dropout_rate, "input")
-        if self.input_norm:
-            self.embedding_norm: nn.Module = self.make_norm()
+            self.blocks: list[nn.Module] = [
+                self.make_block(layer=i) for i in range(self.num_layers)
+            ]
         if self.output_norm:
             self.final_norm: nn.Module = self.make_norm()
 
@@ -204,7 +128,7 @@ class Stack(nn.Module):
         mask: AttentionMask | Bool[AnyArray, "R T"] | None = None,
         *,
         positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None = None,
-        encoder_kv: tuple[tuple[Array, Array] | LayerCache, ...] = (),
+        encoder_kv: tuple[tuple[Array, Array], ...] = (),
         encoder_mask: AttentionMask | None = None,
         dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "R T D"]:
@@ -218,144 +142,23 @@ class Stack(nn.Module):
                 f"x has the shape {x.shape}, but must be [B, T, D]: one example alone is a batch "
                 "of one, as in x[None]"
             )
-        if not isinstance(mask, AttentionMask):
-            mask = AttentionMask(padding_mask=mask)
-        return self.run(x, mask, None, positions, encoder_kv, encoder_mask, dropout_rng)[0]
+        mask = as_attention_mask(mask)
+        x, inputs = self.enter(x, mask, positions, x.shape[1], encoder_mask, dropout_rng)
+        return self.leave(self.apply_blocks(x, inputs, encoder_kv, dropout_rng))
 
     def decode(self, x: Float[Array, "R T D"], cache: Cache) -> tuple[Float[Array, "R T D"], Cache]:
         """`x` after the stack, and `cache` with its tokens added.
 
         Raises `ValueError` for more tokens than fit into `cache` (see `Cache.check_room`).
         """
-        cache.check_room(x.shape[1])
-        encoder_mask = AttentionMask(padding_mask=cache.padding_mask)
-        positions = cache.positions(x.shape[1])
-        inputs = positions, cache.encoder_kv, encoder_mask, None
-        x, layers = self.run(x, cache.mask(), cache, *inputs)
-        return x, cache.advance(layers, x.shape[1])
-
-    @nn.compact
-    def run(
-        self,
-        x: Float[Array, "R T D"],
-        mask: AttentionMask,
-        cache: Cache | None,
-        positions: Any,
-        encoder_kv: tuple[tuple[Array, Array] | LayerCache, ...],
-        encoder_mask: AttentionMask | None,
-        dropout_rng: DropoutRng | Array | None,
-    ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
-        """`x` after positions, blocks and norm, and the new layers of `cache`."""
-        length = x.shape[1] if cache is None else cache.max_length
-        index = jnp.add.outer(mask.offset, jnp.arange(x.shape[1]))  # of each token among the keys
-        distances = jnp.subtract.outer(index, jnp.arange(length))
-        if positions is None:
-            positions = index
-        else:  # the caller's may be any of the recipe's
-            positions, length = jnp.asarray(positions), max(length, self.max_len)
-        scheme, heads = self.scheme, self.num_heads
-        specs = scheme.params(x.shape[-1], heads, self.max_len, self.table_init)
-        params = PositionParams(specs, name="positions")() if specs else {}
-        head_dim = self.head_dim or x.shape[-1] // heads
-        rotation = scheme.rotation(positions, head_dim)
-        x = scheme.add(x, positions, length, params)
-        bias = scheme.bias(distances, heads, mask.causal, params)
-        x = tap(self, "input", self.embedding_norm(x) if self.input_norm else x)
-        has_mesh = not jax.sharding.get_abstract_mesh().empty
-        x = divide_positions(x) if has_mesh else x
-        x = self.dropout(x, dropout_rng) if self.dropout_rate else x
-
-        # The mask and the rotation of the layers with a window, and of the others.
-        full = windowed = mask, rotation
-        if self.window is not None and mask.causal:
-            mask = replace(mask, window=min(self.window, mask.window or self.window))
-            local = scheme.in_windows()
-            same = local is scheme
-            windowed = mask, rotation if same else local.rotation(positions, head_dim)
-        layers: tuple[LayerCache, ...] = ()
-        if cache is not None:
-            count = x.shape[1]
-            full, windowed = ((cache.mask_of_beams(m, count), r) for m, r in (full, windowed))
-            bias, layers = cache.bias_of_beams(bias), cache.layers
-
-        inputs = {"bias": bias, "encoder_mask": encoder_mask}
-        if self.scan:
-            layer, kv = (layers or (None,))[0], (encoder_kv or (None,))[0]
-            kinds = full, windowed
-            x, layers = self._apply_in_scan(x, layer, kv, kinds, inputs, dropout_rng)
-        else:
-            none, new_layers = (None,) * self.num_layers, []
-            is_traced = cache is not None and isinstance(x, Tracer)
-            blocks = self._traced_once() if is_traced else self.blocks
-            parts = zip(blocks, layers or none, encoder_kv or none, strict=True)
-            for i, (block, layer, kv) in enumerate(parts):
-                is_full = self.full_every is not None and (i + 1) % self.full_every == 0
-                mask, rotation = full if is_full else windowed
-                x, layer = block(
-                    x,
-                    mask,
-                    rotation=rotation,
-                    encoder_kv=kv.read() if isinstance(kv, LayerCache) else kv,
-                    layer_cache=layer,
-                    dropout_rng=dropout_rng,
-                    **inputs,
-                )
-                new_layers.append(layer)
-            layers = tuple(new_layers)
-        x = self.final_norm(x) if self.output_norm else x
-        return tap(self, "output", gather_positions(x) if has_mesh else x), layers
-
-    def _traced_once(self) -> Sequence[Callable[..., Any]]:
-        """The blocks as functions that JAX traces and lowers once for all, if they are equal.
-
-        Blocks of other people, and those that draw or record something, stay as they are.
-        """
-        scope: Any = self.scope
-        if type(self.blocks[0]) is not Block or scope.rngs or scope.mutable:
-            return self.blocks
-        equal, *others = (x.clone(parent=None, name=None, layer=None) for x in self.blocks)
-        if any(other != equal for other in others):
-            return self.blocks
-        apply = jax.jit(
-            lambda variables, *args, **options: equal.apply(variables, *args, **options)
-        )
-        return [partial(apply, block.variables) for block in self.blocks]
-
-    def _apply_in_scan(
-        self,
-        x: Float[Array, "R T D"],
-        layer: LayerCache | None,
-        kv: tuple[Array, Array] | LayerCache | None,
-        kinds: Sequence[tuple[AttentionMask, Rotation | None]],
-        inputs: dict[str, Any],
-        dropout_rng: DropoutRng | Array | None,
-    ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
-        """`x` after one scan over the blocks; full and windowed blocks are its two branches."""
-        paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))
-        path = "/".join((*self.path, STACKED))
-        dropout_rng = as_dropout_rng(dropout_rng, len(x))
-
-        def step(block: nn.Module, x: Array, of_layer: Any) -> Any:
-            layer, kv, number = of_layer
-            rng = None if dropout_rng is None else dropout_rng.in_scan(path, paths, number)
-            kv = kv.read() if isinstance(kv, LayerCache) else kv
-            more = inputs | {"encoder_kv": kv, "layer_cache": layer, "dropout_rng": rng}
-
-            def full(block: nn.Module, x: Array) -> Any:
-                mask, rotation = kinds[0]
-                return block(x, mask, rotation=rotation, **more)
-
-            def windowed(block: nn.Module, x: Array) -> Any:
-                mask, rotation = kinds[1]
-                return block(x, mask, rotation=rotation, **more)
-
-            if self.full_every is None or self.is_initializing():
-                return windowed(block, x)
-            return nn.cond((number + 1) % self.full_every == 0, full, windowed, block, x)
-
-        scan = nn.scan(step, **_LAYER_AXIS, length=self.num_layers)
-        x, layer = scan(self.stacked_blocks, x, (layer, kv, jnp.arange(self.num_layers)))
-        return x, (layer,)
+        count = x.shape[1]
+        cache.check_room(count)
+        mask, encoder_mask = cache.mask(), AttentionMask(padding_mask=cache.padding_mask)
+        positions = cache.positions(count)
+        x, inputs = self.enter(x, mask, positions, cache.max_length, encoder_mask, None)
+        inputs = InputsByKind(*(each.of_beams(cache, count) for each in inputs))
+        x, layers = self.decode_blocks(x, inputs, cache)
+        return self.leave(x), cache.advance(layers, count)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[tuple[Array, Array], ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
@@ -367,6 +170,307 @@ class Stack(nn.Module):
             return tuple(map(project, self.blocks))
         over_layers = nn.vmap(project, **_LAYER_AXIS, axis_size=self.num_layers)
         return (over_layers(self.stacked_blocks),)
+
+    def enter(
+        self,
+        x: Float[Array, "R T D"],
+        mask: AttentionMask,
+        positions: Int[AnyArray, " T"] | Int[AnyArray, "R T"] | None,
+        length: int,
+        encoder_mask: AttentionMask | None,
+        dropout_rng: DropoutRng | Array | None,
+    ) -> tuple[Float[Array, "R T D"], InputsByKind]:
+        """The input of the first block, with positions, and the inputs that blocks share.
+
+        The tokens of `x` attend to `length` keys. `positions` may be any up to `max_len`; by
+        default they are the indices of the tokens among the keys.
+        """
+        index = jnp.add.outer(mask.offset, jnp.arange(x.shape[1]))  # of each token among the keys
+        distances = jnp.subtract.outer(index, jnp.arange(length))
+        if positions is None:
+            positions = index
+        else:
+            positions, length = jnp.asarray(positions), max(length, self.max_len)
+        scheme, width = self.scheme, x.shape[-1]
+        num_heads, head_dim = self.heads_of_blocks(width)
+        scheme.check(width, head_dim)
+        params = self.positions(scheme.params(width, num_heads, self.max_len, self.table_init))
+        rotation = scheme.rotation(positions, head_dim)
+        x = scheme.add(x, positions, length, params)
+        bias = scheme.bias(distances, num_heads, mask.causal, params)
+        if self.input_norm:
+            x = self.embedding_norm(x)
+        x = divide_positions(tap(self, "input", x))
+        x = self.dropout(x, dropout_rng)
+
+        full = windowed = BlockInputs(mask, rotation, bias, encoder_mask)
+        if self.window.size is not None and mask.causal:
+            size = min(self.window.size, mask.window or self.window.size)
+            windowed = full._replace(mask=replace(mask, window=size))
+            local = scheme.in_windows()
+            if local is not scheme:
+                windowed = windowed._replace(rotation=local.rotation(positions, head_dim))
+        return x, InputsByKind(full, windowed)
+
+    def apply_blocks(
+        self,
+        x: Float[Array, "R T D"],
+        inputs: InputsByKind,
+        encoder_kv: tuple[tuple[Array, Array], ...],
+        dropout_rng: DropoutRng | Array | None,
+    ) -> Float[Array, "R T D"]:
+        """`x` after all blocks."""
+        if self.scan:
+            return self.scan_blocks(x, inputs, encoder_kv, dropout_rng)
+        pairs = encoder_kv or (None,) * self.num_layers
+        for layer, (block, kv) in enumerate(zip(self.blocks, pairs, strict=True)):
+            mask, rotation, bias, encoder_mask = self.choose_inputs(inputs, layer)
+            x = block(
+                x,
+                mask,
+                rotation=rotation,
+                bias=bias,
+                encoder_kv=kv,
+                encoder_mask=encoder_mask,
+                dropout_rng=dropout_rng,
+            )
+        return x
+
+    def decode_blocks(
+        self, x: Float[Array, "R T D"], inputs: InputsByKind, cache: Cache
+    ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
+        """`x` after all blocks, and their layers of `cache` with its tokens added."""
+        for block in [self.stacked_blocks] if self.scan else self.blocks:
+            _check_decode(type(block))
+        if self.scan:
+            return self.scan_decoding_blocks(x, inputs, cache)
+        decode = [block.decode for block in self.blocks]
+        if type(self.blocks[0]) is Block and isinstance(x, Tracer):
+            decode = traced_once(self.blocks, "decode")
+        layers = []
+        pairs = cache.encoder_kv or (None,) * self.num_layers
+        for layer, (kept, kv) in enumerate(zip(cache.layers, pairs, strict=True)):
+            mask, rotation, bias, encoder_mask = self.choose_inputs(inputs, layer)
+            x, kept = decode[layer](
+                x,
+                kept,
+                mask,
+                rotation=rotation,
+                bias=bias,
+                encoder_kv=None if kv is None else kv.read(),
+                encoder_mask=encoder_mask,
+            )
+            layers.append(kept)
+        return x, tuple(layers)
+
+    def scan_blocks(
+        self,
+        x: Float[Array, "R T D"],
+        inputs: InputsByKind,
+        encoder_kv: tuple[tuple[Array, Array], ...],
+        dropout_rng: DropoutRng | Array | None,
+    ) -> Float[Array, "R T D"]:
+        """`apply_blocks` as one loop."""
+        paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))
+        path = "/".join((*self.path, STACKED))
+        dropout_rng = as_dropout_rng(dropout_rng, len(x))
+
+        def step(block: nn.Module, x: Array, of_layer: Any) -> tuple[Array, None]:
+            kv, layer = of_layer
+            rng = None if dropout_rng is None else dropout_rng.in_scan(path, paths, layer)
+
+            def apply(block: nn.Module, x: Array, shared: BlockInputs) -> Array:
+                mask, rotation, bias, encoder_mask = shared
+                return block(
+                    x,
+                    mask,
+                    rotation=rotation,
+                    bias=bias,
+                    encoder_kv=kv,
+                    encoder_mask=encoder_mask,
+                    dropout_rng=rng,
+                )
+
+            return self.choose_in_scan(apply, block, x, inputs, layer), None
+
+        (kv,) = encoder_kv or (None,)
+        layers = kv, jnp.arange(self.num_layers)
+        x, _ = nn.scan(step, **_LAYER_AXIS, length=self.num_layers)(self.stacked_blocks, x, layers)
+        return x
+
+    def scan_decoding_blocks(
+        self, x: Float[Array, "R T D"], inputs: InputsByKind, cache: Cache
+    ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
+        """`decode_blocks` as one loop; the arrays of the only layer of `cache` are stacked."""
+
+        def step(block: nn.Module, x: Array, of_layer: Any) -> tuple[Array, LayerCache]:
+            kept, kv, layer = of_layer
+            kv = None if kv is None else kv.read()
+
+            def decode(block: Any, x: Array, shared: BlockInputs) -> tuple[Array, LayerCache]:
+                mask, rotation, bias, encoder_mask = shared
+                return block.decode(
+                    x,
+                    kept,
+                    mask,
+                    rotation=rotation,
+                    bias=bias,
+                    encoder_kv=kv,
+                    encoder_mask=encoder_mask,
+                )
+
+            return self.choose_in_scan(decode, block, x, inputs, layer)
+
+        (kept,) = cache.layers
+        (kv,) = cache.encoder_kv or (None,)
+        layers = kept, kv, jnp.arange(self.num_layers)
+        scan = nn.scan(step, **_LAYER_AXIS, length=self.num_layers)
+        x, kept = scan(self.stacked_blocks, x, layers)
+        return x, (kept,)
+
+    def choose_inputs(self, inputs: InputsByKind, layer: int) -> BlockInputs:
+        """The inputs of block `layer`, from 0."""
+        return inputs.full if self.window.is_full(layer) else inputs.windowed
+
+    def choose_in_scan(
+        self,
+        apply: Callable[[nn.Module, Array, BlockInputs], Any],
+        block: nn.Module,
+        x: Float[Array, "R T D"],
+        inputs: InputsByKind,
+        layer: Int[Array, ""],
+    ) -> Any:
+        """`apply(block, x, inputs)` with the inputs of block `layer`, whose number is traced."""
+        if self.window.full_every is None or self.is_initializing():
+            return apply(block, x, inputs.windowed)
+
+        def apply_full(block: nn.Module, x: Array) -> Any:
+            return apply(block, x, inputs.full)
+
+        def apply_windowed(block: nn.Module, x: Array) -> Any:
+            return apply(block, x, inputs.windowed)
+
+        is_full = (layer + 1) % self.window.full_every == 0
+        return nn.cond(is_full, apply_full, apply_windowed, block, x)
+
+    def leave(self, x: Float[Array, "R T D"]) -> Float[Array, "R T D"]:
+        """The stack's output, from that of its last block."""
+        if self.output_norm:
+            x = self.final_norm(x)
+        return tap(self, "output", gather_positions(x))
+
+    def heads_of_blocks(self, width: int) -> tuple[int, int]:
+        """N and H of the blocks, whose vectors have `width` numbers.
+
+        Raises `ConfigError` for a scheme that acts on heads if a block does not tell them, or if
+        they differ from block to block.
+        """
+        blocks: Sequence[Any] = [self.stacked_blocks] if self.scan else self.blocks
+        sizes = {_heads_of(block, width) for block in blocks}
+        first, *others = sizes
+        if first is not None and not others:
+            return first
+        kind = type(self.scheme)
+        acts_on_heads = not (
+            kind.rotation is PositionScheme.rotation and kind.bias is PositionScheme.bias
+        )
+        if acts_on_heads:
+            raise ConfigError(
+                f"{self.scheme} acts on the heads of all blocks, but blocks of the classes "
+                f"{', '.join(sorted({type(block).__name__ for block in blocks}))} have different "
+                "ones or do not tell them: give each block the same fields num_heads and head_dim"
+            )
+        return 1, width
+
+
+def _check_decode(kind: type) -> None:
+    """Raises `ConfigError` for a class of blocks that would decode by another function."""
+
+    def place(method: str) -> int:
+        places = (i for i, base in enumerate(kind.__mro__) if method in vars(base))
+        return next(places, len(kind.__mro__))
+
+    if place("decode") > place("__call__"):
+        raise ConfigError(
+            f"{kind.__name__} has a __call__ of its own but no decode, so it would decode by "
+            "another function: define decode too, or change what both of them call, such as "
+            "Block.after_attention"
+        )
+
+
+def _heads_of(block: Any, width: int) -> tuple[int, int] | None:
+    """N and H of `block`; None where it does not tell them."""
+    num_heads = getattr(block, "num_heads", None)
+    if num_heads is None:
+        return None
+    return num_heads, getattr(block, "head_dim", None) or width // num_heads
+
+
+def Encoder(  # noqa: N802  (it makes a module, as a class does)
+    num_layers: int,
+    num_heads: int,
+    d_ff: int,
+    positions: PositionScheme = _NO_POSITIONS,
+    norm_options: NormOptions = _POST_NORM,
+    name: str | None = None,
+    *,
+    max_len: int = 512,
+    head_dim: int | None = None,
+    value_head_dim: int | None = None,
+    dropout_rate: float = 0.0,
+    attention_options: AttentionOptions = _ATTENTION,
+    feed_forward_options: FeedForwardOptions = _FEED_FORWARD,
+    use_bias: bool = True,
+    attention_fn: AttentionFn = reference,
+    kernel_init: Initializer = _XAVIER,
+    out_init: Initializer | None = None,
+    dtype: Any = jnp.float32,
+    make_attention: Callable[..., nn.Module] = MultiHeadAttention,
+    make_feed_forward: Callable[..., nn.Module] = FeedForward,
+    make_norm: Callable[..., nn.Module] = Norm,
+) -> Stack:
+    """A stack of bidirectional blocks on vectors (Vaswani et al. 2017, figure 1, left).
+
+    The arguments are the fields of `Block` and of `Stack`.
+
+    >>> encoder = jf.Encoder(num_layers=6, num_heads=8, d_ff=2048, positions=jf.Sinusoidal())
+    >>> real = jnp.array([[1] * 7, [1] * 5 + [0] * 2], bool)  # the second text has padding
+    >>> x = jnp.ones((2, 7, 512))
+    >>> out, variables = jax.eval_shape(encoder.init_with_output, jax.random.key(0), x, real)
+    >>> out.shape
+    (2, 7, 512)
+    """
+    make_block = partial(
+        Block,
+        num_heads=num_heads,
+        d_ff=d_ff,
+        head_dim=head_dim,
+        value_head_dim=value_head_dim,
+        dropout_rate=dropout_rate,
+        norm_options=norm_options,
+        attention_options=attention_options,
+        feed_forward_options=feed_forward_options,
+        use_bias=use_bias,
+        attention_fn=attention_fn,
+        kernel_init=kernel_init,
+        out_init=out_init,
+        dtype=dtype,
+        make_attention=make_attention,
+        make_feed_forward=make_feed_forward,
+        make_norm=make_norm,
+    )
+    return Stack(
+        num_layers,
+        make_block,
+        scheme=positions,
+        max_len=max_len,
+        dropout_rate=dropout_rate,
+        make_norm=partial(
+            make_norm, kind=norm_options.kind, eps=norm_options.eps, use_bias=use_bias
+        ),
+        output_norm=norm_options.placement != "post",
+        name=name,
+    )
 
 
 _LAYER_AXIS: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""Dense layers, and products with matrices of floats or 8-bit integers as XLA computes best."""
+"""Products with matrices of floats or 8-bit integers, and sums of biases, as XLA computes best."""
 
 import math
 from collections.abc import Callable
@@ -8,7 +8,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import linen as nn
 from flax import struct
 from jax import Array
 from jaxtyping import Float, Float32, Int, Int8, Num
@@ -51,61 +50,17 @@ class QuantizedMatrix:
         return jnp.take(self.values, ids, axis=0) * jnp.take(self.scale, ids)[..., None]
 
 
-class Dense(nn.Module):
-    """x W + b; the plain twin, with the same parameters, is Flax's `DenseGeneral`.
-
-    >>> x = jnp.ones((2, 3, 4))
-    >>> out, variables = Dense((5, 7)).init_with_output(jax.random.key(0), x)
-    >>> out.shape, variables["params"]["bias"].shape
-    ((2, 3, 5, 7), (5, 7))
-    """
-
-    features: int | tuple[int, ...]
-    """The size of each output axis."""
-    num_inputs: int = 1
-    """The number of last axes of x that the product sums over."""
-    use_bias: bool = True
-    kernel_init: nn.initializers.Initializer = nn.initializers.lecun_normal()
-    dtype: Any = jnp.float32
-
-    @nn.compact
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The outputs, of shape `features` in place of the last axes of `x`."""
-        features = self.features if isinstance(self.features, tuple) else (self.features,)
-        lead, inputs = x.shape[: -self.num_inputs], x.shape[-self.num_inputs :]
-
-        def init(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-            matrix = math.prod(inputs), math.prod(features)  # decides the deviation
-            return self.kernel_init(key, matrix, dtype).reshape(shape)
-
-        kernel = weights(self, "kernel", init, (*inputs, *features))
-        out = dense(x.astype(self.dtype), kernel, self.num_inputs).reshape(*lead, *features)
-        if self.use_bias:
-            bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)
-            out = add_bias(out, bias)
-        return out.astype(self.dtype)
-
-
-def weights(
-    module: nn.Module, name: str, init: nn.initializers.Initializer, shape: tuple[int, ...]
-) -> jax.Array | QuantizedMatrix:
-    """The parameter `name` of `module`, or the quantised matrix in its place (see `quantize`)."""
-    stored: Any = module.get_variable("params", name)
-    if isinstance(stored, QuantizedMatrix):
-        return stored
-    return module.param(name, init, shape, jnp.float32)
-
-
 def dense(
-    x: Num[Array, "..."], kernel: Num[Array, "..."] | QuantizedMatrix, count: int = 1
+    x: Num[Array, "..."], kernel: Num[Array, "..."] | QuantizedMatrix, num_inputs: int = 1
 ) -> Num[Array, "..."]:
-    """The product of the last `count` axes of `x` with the first ones of `kernel`.
+    """The product of the last `num_inputs` axes of `x` with the first ones of `kernel`.
 
-    The plain twin is `jnp.tensordot(x, kernel.astype(x.dtype), count)`: both give the same result
-    to rounding. A `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one axis, in
-    float32.
+    The plain twin is `jnp.tensordot(x, kernel.astype(x.dtype), num_inputs)`: both give the same
+    result to rounding. A `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one
+    axis, in float32.
     """
-    lead, size = x.shape[: x.ndim - count], math.prod(x.shape[x.ndim - count :])
+    lead = x.shape[: x.ndim - num_inputs]
+    size = math.prod(x.shape[x.ndim - num_inputs :])
     vectors = x.reshape(-1, size)
     if isinstance(kernel, QuantizedMatrix):
         return int8_matmul(vectors, kernel).reshape(*lead, -1)
@@ -124,7 +79,8 @@ def dense(
             out = jnp.matmul(inputs, matrix)
     elif vectors.shape[0] == 1 and size % _PARTS == 0:
         out = jax.lax.platform_dependent(
-            *(vectors, matrix),
+            vectors,
+            matrix,
             cpu=_multiply_in_parts,
             tpu=padded_matmul,
             cuda=_multiply_repeated,
@@ -132,7 +88,7 @@ def dense(
         )
     else:
         out = matmul(vectors, matrix)
-    return out.reshape(*lead, *kernel.shape[count:])
+    return out.reshape(*lead, *kernel.shape[num_inputs:])
 
 
 @jax.custom_vjp
@@ -180,7 +136,8 @@ def matmul(
     if x.shape[-2] >= LEAST_ROWS:
         return jnp.matmul(x, matrix, **options)
     return jax.lax.platform_dependent(
-        *(x, matrix),
+        x,
+        matrix,
         tpu=partial(padded_matmul, **options),
         cuda=partial(_multiply_repeated, **options),
         default=partial(jnp.matmul, **options),

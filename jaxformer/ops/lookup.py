@@ -8,12 +8,13 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.ops.masks import AnyArray
 from jaxformer.ops.partitioning import POSITION_AXES, partitioned
 
 
 def lookup(
-    table: Float[Array, "V D"], ids: Int[AnyArray, "*shape"], dtype: Any
+    table: Float[Array, "V D"] | QuantizedMatrix, ids: Int[AnyArray, "*shape"], dtype: Any
 ) -> Float[Array, "*shape D"]:
     """The rows `ids` of `table` in `dtype`; the plain twin is `table[ids].astype(dtype)`.
 
@@ -25,6 +26,8 @@ def lookup(
     Array([[[4, 5],
             [0, 1]]], dtype=bfloat16)
     """
+    if isinstance(table, QuantizedMatrix):
+        return table.rows(ids).astype(dtype)
     axes = partitioned()
     parts = axes.get("tensor", 1)
     is_divided = parts > 1 and len(table) % parts == 0

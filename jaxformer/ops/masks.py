@@ -145,6 +145,11 @@ class AttentionMask:
         return reduce(jnp.logical_and, parts) if parts else None
 
 
+def as_attention_mask(mask: AttentionMask | Bool[AnyArray, "B S"] | None) -> AttentionMask:
+    """`mask`; an array is a padding mask, True at real keys, and None allows all."""
+    return mask if isinstance(mask, AttentionMask) else AttentionMask(padding_mask=mask)
+
+
 def as_padding_mask(mask: Any) -> Any:
     """`mask` as [B, S]; None stays None.
 

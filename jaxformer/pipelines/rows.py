@@ -14,10 +14,10 @@ from jaxtyping import Array, Bool, Int
 
 from jaxformer.distributed import Strategy, strategy_of
 from jaxformer.distributed.mesh import global_array
-from jaxformer.nn.blocks import unstack_blocks
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecodingModel
 from jaxformer.nn.rounded_parameters import rounded_matrices
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import compile_piece, make_step_fn
 from jaxformer.pipelines.ensemble import Ensemble

@@ -12,9 +12,10 @@ from flax.traverse_util import flatten_dict
 
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import Block, unstack_blocks
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, DecodingModel, EncoderDecoder, EncoderOnly, Model
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import AttentionFn
 from jaxformer.pretrained.weight_map import Shape
 
@@ -64,7 +65,7 @@ _ENCODER_ONLY = (
     "embeddings.num_types",
     "pooler",
 )
-_DECODER_ONLY = ("num_decoder_layers", "attention.window", "attention.full_every")
+_DECODER_ONLY = ("num_decoder_layers", "window.size", "window.full_every")
 
 
 class ModelSpec(NamedTuple):
@@ -95,18 +96,19 @@ class ModelSpec(NamedTuple):
 
         A value of None that stands for a size is that size.
         """
-        config, attention = self.config, self.config.attention
+        config = self.config
         fields = dotted_fields(config) | {
             "head_dim": config.key_size,
             "value_head_dim": config.value_size,
             "source_vocab_size": config.source_vocab_size or config.vocab_size,
             "attention.num_kv_heads": config.kv_heads,
             "attention.qkv_bias": config.qkv_bias,
-            "attention.query_scalar": attention.query_scalar or config.key_size,
+            "attention.query_scalar": config.attention.query_scalar or config.key_size,
             "output.bias": bool(config.output.bias),
         }
-        if attention.window is None or (attention.full_every or 0) > config.num_decoder_layers:
-            fields["attention.full_every"] = None
+        window = config.window
+        if window.size is None or (window.full_every or 0) > config.num_decoder_layers:
+            fields["window.full_every"] = None
         unused = set(TRAINING_ONLY)
         if self.kind != "encoder_decoder":
             decoder = self.kind.startswith("decoder")

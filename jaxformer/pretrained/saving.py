@@ -22,9 +22,10 @@ from jaxformer.config import with_fields
 from jaxformer.decoding import SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.distributed.processes import agreed, to_numpy
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, unstack_blocks
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.remat import REMAT
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import ATTENTION_FNS, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config

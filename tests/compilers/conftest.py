@@ -13,7 +13,7 @@ from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.schedules import take_schedules
 from jaxformer import DecoderOnly, OptimizerConfig, TransformerConfig
 from jaxformer.config import EmbeddingOptions, Learned, NormOptions
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.remat import REMAT
 from jaxformer.text.data import StreamBatch
 from jaxformer.training.losses import causal_loss
 from jaxformer.training.optimizer import make_optimizer

@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer.distributed import make_mesh, sharded
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.remat import REMAT
 from tests.compilers.conftest import CONFIG, compiled_step
 from tests.hlo import collectives, elements
 

@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 from jaxformer import DecoderOnly, SearchConfig, beam_search, make_step_fn
 from jaxformer.distributed import make_mesh, sharded, single
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.remat import REMAT
 from jaxformer.ops.dense import add_bias
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.hlo import collectives

@@ -41,11 +41,12 @@ from jaxformer.distributed.gathering import Gathering, on_shards, row_axes
 from jaxformer.distributed.torus import line_stages, torus_stages
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes
-from jaxformer.nn.blocks import REMAT, Block
-from jaxformer.nn.layers import Embedding, LMHead
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.dense import Dense
+from jaxformer.nn.embeddings import Embedding, LMHead
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.remat import REMAT
 from jaxformer.ops.cross_entropy import cross_entropy
-from jaxformer.ops.dense import Dense
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.lookup import lookup
 from jaxformer.ops.masks import AttentionMask
@@ -642,7 +643,7 @@ class OneBlock(nn.Module):
             AttentionMask(),
             encoder_kv=encoder_kv,
             encoder_mask=AttentionMask(),
-        )[0]
+        )
 
 
 def block_all_reduces(cross: bool) -> list[list[int]]:

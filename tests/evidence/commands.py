@@ -31,11 +31,13 @@ RECORDED = Path(__file__).with_name("recorded_settings.json")
 RENAMED = {
     "model.activation": "model.feed_forward.activation",
     "model.activation_dropout_rate": "model.feed_forward.dropout_rate",
+    "model.attention.full_every": "model.window.full_every",
+    "model.attention.window": "model.window.size",
     "model.attention_dropout_rate": "model.attention.dropout_rate",
     "model.attention_softcap": "model.attention.softcap",
-    "model.attention_window": "model.attention.window",
+    "model.attention_window": "model.window.size",
     "model.embedding_norm": "model.embeddings.norm",
-    "model.full_attention_interval": "model.attention.full_every",
+    "model.full_attention_interval": "model.window.full_every",
     "model.gated": "model.feed_forward.gated",
     "model.logits_softcap": "model.output.softcap",
     "model.norm": "model.norm.kind",
@@ -61,6 +63,8 @@ RENAMED = {
     "search.max_length": "search.max_new_tokens",
     "search.min_length": "search.min_new_tokens",
     "search.pad": "translation.pad",
+    "work.model.attention.full_every": "work.model.window.full_every",
+    "work.model.attention.window": "work.model.window.size",
 }
 """Settings that have another name today."""
 

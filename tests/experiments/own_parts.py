@@ -25,9 +25,8 @@ class OwnBlock(Block):
         super().setup()
         self.gain = self.param("gain", nn.initializers.constant(1.5), (1, 1, 1))
 
-    def __call__(self, x, mask, **options):
-        x, layer_cache = super().__call__(x, mask, **options)
-        return x * self.gain, layer_cache
+    def after_attention(self, *inputs):
+        return super().after_attention(*inputs) * self.gain
 
 
 @dataclass(frozen=True)
@@ -97,11 +96,6 @@ def words(evaluation):
     return {
         "words": sum(len(x.split()) for x in evaluation.hypotheses) / len(evaluation.text.source)
     }
-
-
-def parts(evaluation):
-    """The parts of a batch that the configuration of an evaluation says."""
-    return {"parts": evaluation.loaded.config.training.parts}
 
 
 class Counting:

@@ -241,7 +241,7 @@ def test_a_layer_of_torch_computes_the_same_here_and_goes_back_unchanged():
     state = {name: tensor.numpy() for name, tensor in theirs.state_dict().items()}
     block, params = research.from_torch(state, num_heads=3, d_ff=20)
     x = np.random.default_rng(0).standard_normal((2, 5, 12), np.float32)
-    out, _ = block.apply({"params": params}, x)
+    out = block.apply({"params": params}, x)
     with torch.no_grad():
         np.testing.assert_allclose(out, theirs.eval()(torch.tensor(x)), rtol=1e-5, atol=1e-5)
     back = torch_layers.to_torch(params, torch_layers.encoder_layer(state))

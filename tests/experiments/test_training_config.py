@@ -18,7 +18,8 @@ from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
 from jaxformer.distributed import RULES
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT, Block
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import KERNELS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
 

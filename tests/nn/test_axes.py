@@ -17,10 +17,11 @@ import jaxformer as jf
 from jaxformer.distributed import partition_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes, parameter_axes
+from jaxformer.nn.dense import Dense
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
-from jaxformer.ops.dense import Dense, QuantizedMatrix
+from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.training.lora import FROZEN, add_adapters, merge_adapters
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
@@ -96,23 +97,21 @@ class Mixer(nn.Module):
     """A user's block, with names of its own and matrices of two and of three dimensions."""
 
     @nn.compact
-    def __call__(self, x, mask, *, layer_cache=None, **others):
+    def __call__(self, x, mask, **others):
         size = x.shape[-1]
         mix = self.param("mix", nn.initializers.lecun_normal(), (size, size))
         gain = self.param("gain", nn.initializers.ones, (size,))
         h = nn.DenseGeneral((3, 4), name="w_in")(nn.tanh(x @ mix))
-        return x * gain[None, None] + nn.DenseGeneral(size, axis=(-2, -1), name="proj")(
-            h
-        ), layer_cache
+        return x * gain[None, None] + nn.DenseGeneral(size, axis=(-2, -1), name="proj")(h)
 
 
 class DenseMixer(nn.Module):
     """A user's block that is made of our dense layers and of one of Flax."""
 
     @nn.compact
-    def __call__(self, x, mask, *, layer_cache=None, **others):
+    def __call__(self, x, mask, **others):
         h = Dense((3, 4), name="w_in")(nn.Dense(x.shape[-1], name="of_flax")(x))
-        return Dense(x.shape[-1], num_inputs=2, name="proj")(h), layer_cache
+        return Dense(x.shape[-1], num_inputs=2, name="proj")(h)
 
 
 class NamedMixer(Mixer):

@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 
 from jaxformer import AttentionMask, DecoderOnly
-from jaxformer.config import AttentionOptions, Linear, Rotary
+from jaxformer.config import Linear, Rotary, WindowOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import unstack_blocks
 from jaxformer.nn.cache import init_cache
-from jaxformer.nn.layers import Norm
-from jaxformer.nn.stack import make_stack
+from jaxformer.nn.norm import Norm
+from jaxformer.nn.recipe import make_stack
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from tests.configs import small
 
 B, T, V = 2, 7, 17
 CONFIG = small(num_decoder_layers=3, norm__placement="pre")
 CAUSAL = AttentionMask(causal=True)
-GEMMA = replace(CONFIG, attention=AttentionOptions(window=2, full_every=2))
+GEMMA = replace(CONFIG, window=WindowOptions(2, full_every=2))
 TOKENS = np.arange(B * T).reshape(B, T) * 5 % V
 
 
@@ -33,7 +33,7 @@ def bound(config, params):
 
 
 def test_the_smaller_of_two_windows_is_seen(x, random_params, assert_equal):
-    windowed = replace(GEMMA, attention=AttentionOptions(window=3))
+    windowed = replace(GEMMA, window=WindowOptions(3))
     params = random_params(make_stack(windowed, 1), x, CAUSAL)
 
     def seen(config, window):
@@ -56,7 +56,7 @@ def test_layers_with_a_window_are_rotated_by_their_own_base(scan, x, random_para
         rotation = positions.rotation(np.arange(T), both.key_size)
         mask = AttentionMask(causal=True, window=window)
         block = bound(both, layers[f"blocks_{i}"])
-        expected, _ = block(expected, mask, rotation=rotation)
+        expected = block(expected, mask, rotation=rotation)
     expected = Norm().apply({"params": layers["final_norm"]}, expected)
     assert_equal(found, expected)
     model = DecoderOnly(replace(both, num_decoder_layers=2))
@@ -69,5 +69,5 @@ def test_layers_with_a_window_are_rotated_by_their_own_base(scan, x, random_para
 
 
 def test_a_base_of_windows_without_a_window_is_refused():
-    with pytest.raises(ConfigError, match="attention.window=None: give a window"):
+    with pytest.raises(ConfigError, match="window.size=None: give a window"):
         replace(CONFIG, positions=Rotary(window_base=5.0))

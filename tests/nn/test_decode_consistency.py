@@ -54,8 +54,8 @@ CHOICES = {
     "embeddings.norm": [False, True],
     "window": [
         {},
-        {"attention.window": 3},
-        {"attention.window": 3, "attention.full_every": 2, "num_decoder_layers": 2},
+        {"window.size": 3},
+        {"window.size": 3, "window.full_every": 2, "num_decoder_layers": 2},
     ],
     "scan_layers": [False, True],
     "query_key_norm": [
@@ -298,9 +298,9 @@ def test_texts_of_different_lengths_are_continued_together(
     positions, rng, random_params, assert_equal
 ):
     """Padding after a text is overwritten by what follows it; each text gets its own logits."""
-    window = jf.AttentionOptions(window=5)
+    window = jf.WindowOptions(5)
     model = DecoderOnly(
-        replace(BASE, positions=positions, attention=window, norm=jf.NormOptions(placement="pre"))
+        replace(BASE, positions=positions, window=window, norm=jf.NormOptions(placement="pre"))
     )
     tokens, lengths = rng.integers(0, V, (B, W, T)), np.array([5, 2])
     params = random_params(model, tokens[:, 0])
@@ -343,9 +343,8 @@ def test_a_cache_is_as_small_as_its_key_value_heads():
 
 
 class _Numbered(jf.Block):
-    def __call__(self, x, *args, **options):
-        x, cache = super().__call__(x, *args, **options)
-        return x * (1 + self.layer), cache
+    def after_attention(self, *inputs):
+        return super().after_attention(*inputs) * (1 + self.layer)
 
 
 def _unequal(**options):

@@ -12,10 +12,10 @@ from flax import linen as nn
 
 import jaxformer as jf
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.inspection import Patched, read_taps, tap_names, with_attention_weights
 from jaxformer.nn.int8 import quantize
-from jaxformer.nn.layers import tap
+from jaxformer.nn.remat import REMAT
+from jaxformer.nn.taps import tap
 from jaxformer.ops.attention import blockwise
 from tests.configs import changed, small
 

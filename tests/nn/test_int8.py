@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
+from jaxformer.nn.dense import Dense
+from jaxformer.nn.embeddings import LMHead
 from jaxformer.nn.int8 import quantize
-from jaxformer.nn.layers import LMHead
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.ops.dense import Dense, QuantizedMatrix
+from jaxformer.ops.dense import QuantizedMatrix
 from tests.configs import small
 from tests.pretrained.models import LLAMA, MODELS, inputs_of
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from flax import linen as nn
 
-from jaxformer.nn.layers import ACTIVATIONS, Norm
-from jaxformer.ops.dense import Dense
+from jaxformer.nn.dense import Dense
+from jaxformer.nn.norm import Norm
+from jaxformer.ops.activations import ACTIVATIONS
 
 pytestmark = pytest.mark.usefixtures("optimized")
 

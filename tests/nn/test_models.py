@@ -11,9 +11,9 @@ import pytest
 import jaxformer as jf
 from jaxformer.config.positions import positional_encoding
 from jaxformer.errors import ConfigError
-from jaxformer.nn.blocks import REMAT
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
+from jaxformer.nn.remat import REMAT
 from jaxformer.ops.dropout import DropoutRng
 from tests.configs import small
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 import jaxformer as jf
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.remat import REMAT
 from tests.configs import small
 
 B, T, V = 2, 5, 17
@@ -19,7 +19,8 @@ LISTED = small(
     num_encoder_layers=2,
     num_decoder_layers=2,
     dropout_rate=0.2,
-    attention=jf.AttentionOptions(dropout_rate=0.1, window=2, full_every=2),
+    attention=jf.AttentionOptions(dropout_rate=0.1),
+    window=jf.WindowOptions(2, full_every=2),
     feed_forward__dropout_rate=0.1,
     positions=jf.Relative(),
 )
@@ -32,7 +33,7 @@ GPT = replace(
     d_ff=15,
     num_encoder_layers=0,
     norm=jf.NormOptions(placement="pre"),
-    attention=jf.AttentionOptions(dropout_rate=0.1),
+    window=jf.WindowOptions(),
     feed_forward=jf.FeedForwardOptions("gelu_tanh"),
     embeddings=jf.EmbeddingOptions(tied="output", scale=False),
     positions=jf.Learned(),
@@ -46,9 +47,8 @@ class OwnBlock(jf.Block):
         super().setup()
         self.gain = self.param("gain", nn.initializers.ones, (1, 1, 1))
 
-    def __call__(self, x, mask, **options):
-        x, layer_cache = super().__call__(x, mask, **options)
-        return x * self.gain, layer_cache
+    def after_attention(self, *inputs):
+        return super().after_attention(*inputs) * self.gain
 
 
 def total(model, params, *inputs):
@@ -79,8 +79,8 @@ def assert_close(given, expected):
 def test_value_and_gradient_are_those_of_a_list_of_blocks_with_dropout_and_some_windows(
     kind, block, window, random_params
 ):
-    attention = replace(LISTED.attention, window=window, full_every=window)
-    configs = (replace(config, attention=attention) for config in (LISTED, SCANNED))
+    options = jf.WindowOptions(window, full_every=window)
+    configs = (replace(config, window=options) for config in (LISTED, SCANNED))
     models = [kind(config, block=block) for config in configs]
     params = random_params(models[0], *INPUTS[kind])
 

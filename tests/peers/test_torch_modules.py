@@ -141,7 +141,7 @@ def test_encoder_layer_is_our_block(torch, converted, assert_equal, placement, b
     x, (mask, theirs) = vectors(0), MASKS["none" if placement == "post" else "both"]
     params = converted(module, encoder_layer, block, x, mask)
     seen = {f"src_{key.removeprefix('attn_')}": torch.tensor(y) for key, y in theirs.items()}
-    found, _ = jax.jit(block.apply)({"params": params}, x, mask)
+    found = jax.jit(block.apply)({"params": params}, x, mask)
     assert_equal(found, module(torch.tensor(x), **seen).detach())
 
 

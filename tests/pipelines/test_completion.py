@@ -12,16 +12,17 @@ from flax import struct
 
 from jaxformer.config import (
     Alibi,
-    AttentionOptions,
     Learned,
     Relative,
     TransformerConfig,
+    WindowOptions,
 )
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.nn.blocks import Block, unstack_blocks
+from jaxformer.nn.blocks import Block
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import reference
 from jaxformer.pipelines import complete, stream
 from jaxformer.pipelines.ensemble import Ensemble, stack_members
@@ -38,7 +39,7 @@ SHORT = ["", "k", "a"]  # of one id, the last: another program reads nothing bef
 FREE = SamplingConfig(max_new_tokens=13, temperature=1.5)
 SEED = CompletionOptions(seed=3)
 GREEDY = SamplingConfig(max_new_tokens=13, temperature=0.0)
-WINDOW = AttentionOptions(window=5)
+WINDOW = WindowOptions(5)
 CONFIG = small(
     vocab_size=19,
     d_model=14,
@@ -104,7 +105,7 @@ def test_the_log_probabilities_are_those_of_the_whole_forward_pass(loaded, token
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"positions": Relative(5, 13)}, {"positions": Alibi(), "attention": WINDOW}],
+    [{}, {"positions": Relative(5, 13)}, {"positions": Alibi(), "window": WINDOW}],
     ids=str,
 )
 def test_a_text_is_the_same_in_any_row_and_at_any_time(loaded, changes, assert_equal, monkeypatch):

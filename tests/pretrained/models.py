@@ -96,8 +96,8 @@ GEMMA2 = with_fields(
     GEMMA,
     {
         "norm.placement": "sandwich",
-        "attention.window": 3,
-        "attention.full_every": 2,
+        "window.size": 3,
+        "window.full_every": 2,
         "attention.query_scalar": 24,
         "attention.softcap": 5.0,
         "output.softcap": 7.0,
@@ -107,8 +107,8 @@ GEMMA3 = with_fields(
     GEMMA,
     {
         "norm.placement": "sandwich",
-        "attention.window": 3,
-        "attention.full_every": 2,
+        "window.size": 3,
+        "window.full_every": 2,
         "attention.query_scalar": 24,
         "attention.query_key_norm": True,
         "positions": Rotary(base=77.0, scaling=Linear(factor=3), window_base=5.0),
@@ -180,7 +180,7 @@ MODELS = {
     "gpt2, classes": ("gpt2", Classifier(DecoderOnly(GPT2), 3)),
     "llama": ("llama", DecoderOnly(LLAMA)),
     "llama, biases": ("llama", decoder(LLAMA, use_bias=True, attention__num_kv_heads=None)),
-    "mistral": ("mistral", decoder(LLAMA, attention__window=3)),
+    "mistral": ("mistral", decoder(LLAMA, window__size=3)),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
     "qwen3": ("qwen3", decoder(LLAMA, attention__query_key_norm=True)),
     "olmo2": (

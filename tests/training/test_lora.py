@@ -13,8 +13,8 @@ import jaxformer as jf
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
-from jaxformer.nn.blocks import stack_blocks, unstack_blocks
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.text.data import StreamBatch
 from jaxformer.training import lora

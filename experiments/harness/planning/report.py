@@ -26,7 +26,7 @@ from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import TPUS, Compiler
 from experiments.harness.training.chips import ACCELERATORS
 from experiments.harness.training.task import Cost
-from jaxformer.nn.blocks import REMAT
+from jaxformer.nn.remat import REMAT
 
 ASSUMPTIONS = f"""\
 The temporary memory of a step is {TPU_SHARE} of what XLA's CPU compiler needs, because a

@@ -1,17 +1,20 @@
-"""The tasks of `finetune`, by their names."""
+"""The tasks of `finetune`, by their names: modules with the same functions.
 
-from dataclasses import replace
+`read(config, path)` gives the examples of a file, `facts` what rows depend on besides (labels, or a
+chat template), `encode` the rows, `make_model` the model, `loss(model)` what is learned,
+`outputs(model)` what it says of a row, and `score` the scores, named in `SCORES`.
+"""
 
-from experiments.language_modelling.tasks.chat import CHAT
-from experiments.language_modelling.tasks.classification import CLASSIFICATION
-from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
-from experiments.language_modelling.tasks.spans import SPANS
+from types import ModuleType
 
-__all__ = ["TASKS", "Encoded", "FinetuneTask", "Scored"]
+from experiments.language_modelling.tasks import chat, classification, spans
+from experiments.language_modelling.tasks.rows import Encoded, Scored
 
-TASKS: dict[str, FinetuneTask] = {
-    "classification": CLASSIFICATION,
-    "pairs": replace(CLASSIFICATION, built_in=None),
-    "spans": SPANS,
-    "chat": CHAT,
+__all__ = ["TASKS", "Encoded", "Scored"]
+
+TASKS: dict[str, ModuleType] = {
+    "classification": classification,
+    "pairs": classification,
+    "spans": spans,
+    "chat": chat,
 }

@@ -1,10 +1,10 @@
-"""Texts as rows of ids for the models of several tasks."""
+"""What the tasks share: the model below a head, and texts as rows of ids."""
 
 import contextlib
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,24 @@ from jaxformer.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
+
+
+class Encoded(NamedTuple):
+    """Examples as ids, and what is needed to score what a model says of them."""
+
+    items: Sequence[Any]
+    """The examples as they were read."""
+    examples: Any
+    """All rows in one batch."""
+    notes: Any = None
+    """Of spans: the question and the places of each row."""
+
+
+class Scored(NamedTuple):
+    """The scores of a text, the main one first, and a table of its examples."""
+
+    scores: dict[str, float]
+    table: Mapping[str, Sequence[str]]
 
 
 def write_facts(folder: Path, facts: Any) -> None:

@@ -6,7 +6,8 @@
 Head n attends with key/value head n * K // N. `bias` [1 or B, N, T, S] is added to the scaled
 logits. `dropout` acts on the weights. With `softcap` c, which is given only where the config has
 one, the scaled logits x become c tanh(x / c) before the bias. A query that may attend to no key
-gets zeros. The plain twin of all is `reference`.
+gets zeros. `plain` is the formula for readers, the plain twin of all; `reference` is what runs
+where no kernel does.
 
 A kernel for one kind of device raises a `ConfigError` with the reason for a call that it cannot
 compute, except that `reference` computes short calls and those with a cache, so that a model
@@ -26,6 +27,7 @@ from jaxformer.ops.attention.auto import (
     KERNELS,
     AttentionFn,
     auto_attention,
+    check_attention_fn,
     choose,
     explain,
 )
@@ -33,6 +35,7 @@ from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel
+from jaxformer.ops.attention.plain import plain
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 
@@ -45,10 +48,12 @@ __all__ = [
     "Kernel",
     "auto_attention",
     "blockwise",
+    "check_attention_fn",
     "choose",
     "cudnn",
     "explain",
     "gpu_flash",
+    "plain",
     "reference",
     "tpu_flash",
 ]

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from jax import Array
 from jaxtyping import Float
 
+from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
@@ -154,3 +155,12 @@ ATTENTION_FNS: dict[str, AttentionFn] = {
     "auto": auto_attention,
 }
 """The attention functions by name."""
+
+
+def check_attention_fn(attention_fn: Any) -> None:
+    """Raises `ConfigError`, with the names of `ATTENTION_FNS`, for what is no function."""
+    if not callable(attention_fn):
+        raise ConfigError(
+            f"attention_fn={attention_fn!r} is not a function: give one of ATTENTION_FNS[...] with "
+            f"{', '.join(map(repr, ATTENTION_FNS))}"
+        )

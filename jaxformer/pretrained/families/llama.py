@@ -28,15 +28,15 @@ def _biases(*names: str) -> keys.Key:
     return keys.Key(names, read, lambda config: dict.fromkeys(names, config.use_bias))
 
 
-_WINDOW = keys.number("sliding_window", "attention.window", 4096, least=1, nullable=True)
+_WINDOW = keys.number("sliding_window", "window.size", 4096, least=1, nullable=True)
 """The number of tokens that a token attends to; null means all."""
 _WINDOW_OF_SOME = keys.number(
     "sliding_window",
-    "attention.window",
+    "window.size",
     4096,
     least=1,
     nullable=True,
-    value_of=lambda config: config.attention.window or config.max_len,
+    value_of=lambda config: config.window.size or config.max_len,
 )
 """The same of some layers: transformers needs a number even if none of them has a window."""
 
@@ -67,10 +67,10 @@ def _read_layer_types(
     interval = keys.parse_number(key, hf.get(key, interval), int, 1)
     kinds = hf.get("layer_types") or _layer_types(layers, interval)
     if kinds == _layer_types(layers, 1):
-        return {"attention.window": None}
+        return {"window.size": None}
     for every in (2, *range(3, layers + 1), None):
         if kinds == _layer_types(layers, every):
-            return {"attention.full_every": every}
+            return {"window.full_every": every}
     raise ConfigError(
         f"layer_types={keys.as_text(kinds)} is not supported: only sliding_attention with "
         "full_attention in each n-th layer"
@@ -89,7 +89,7 @@ def _windows(interval: int, key: str = "") -> keys.Key:
     """
 
     def write(config: TransformerConfig) -> dict[str, Any]:
-        every = 1 if config.attention.window is None else config.attention.full_every
+        every = 1 if config.window.size is None else config.window.full_every
         return {"layer_types": _layer_types(config.num_decoder_layers, every)}
 
     return keys.Key(("layer_types", key), partial(_read_layer_types, interval, key), write)

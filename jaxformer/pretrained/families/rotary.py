@@ -109,7 +109,7 @@ def rotary_by_layer(base: float, window_base: float) -> keys.Key:
             raise keys.unsupported(f"rope_parameters.{windowed}", other, {"rope_type": "default"})
         flat = {**hf, old: hf.get(old) or base, "rope_parameters": one | scaling}
         positions = _read(old, "", 1.0, {**flat, "rope_scaling": None}, fields)["positions"]
-        if fields["attention.window"] is None:
+        if fields["window.size"] is None:
             return {"positions": positions}
         theta = other.get("rope_theta") or hf.get(local) or window_base
         return {"positions": replace(positions, window_base=keys.parse_number(local, theta, float))}

@@ -84,8 +84,10 @@ def _write_projection(config: TransformerConfig) -> dict[str, Any]:
         return {"feed_forward_proj": "gated-gelu"}
     if gated and activation == "gelu":
         raise ConfigError("gated layers with activation='gelu' are not supported: use 'gelu_tanh'")
-    name = next(name for name, jax in keys.ACTIVATIONS.items() if jax == activation)
-    return {"feed_forward_proj": f"gated-{name}" if gated else name}
+    names = [name for name, ours in keys.ACTIVATIONS.items() if ours == activation]
+    if not names:
+        raise ConfigError(f"feed_forward.activation={activation!r} has no feed_forward_proj")
+    return {"feed_forward_proj": f"gated-{names[0]}" if gated else names[0]}
 
 
 def _read_dropout(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.ops.attention import blockwise, reference, tpu_flash
+from jaxformer.ops.attention import blockwise, plain, reference, tpu_flash
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
 
@@ -170,6 +170,11 @@ def test_blockwise_is_the_formula_and_its_gradients(case, assert_equal):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.mask)
 def test_reference_is_the_formula_and_its_gradients(case, assert_equal):
     check(reference, case, assert_equal)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.mask)
+def test_plain_attention_is_the_formula_and_its_gradients(case, assert_equal):
+    check(plain, case, assert_equal)
 
 
 def on_tpu(sizes, heads, widths, mask="causal", dtype="float32", rate=0.0, cap=None):

@@ -1,0 +1,40 @@
+"""Dropout as a module that knows its place in the model."""
+
+import jax
+from jaxtyping import Array, Float
+
+from jaxformer.config.checks import Fraction
+from jaxformer.nn.checked_module import CheckedModule
+from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
+
+
+class Dropout(CheckedModule):
+    """Dropout whose mask depends on the place in the model and on the example (`DropoutRng`)."""
+
+    rate: Fraction
+    place: str
+    """The name of the place within the parent module."""
+
+    def __call__(
+        self, x: Float[Array, "B ... F"], rng: DropoutRng | jax.Array | None
+    ) -> Float[Array, "B ... F"]:
+        """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
+        dropout = self.at(rng, len(x))
+        return x if dropout is None else dropout(x)
+
+    def at(self, rng: DropoutRng | jax.Array | None, rows: int) -> DropoutMask | None:
+        """Dropout of `rows` rows at this place as a function; None where nothing is dropped.
+
+        A key alone numbers the rows. Raises `ValueError` for a key in `rngs` without `rng`.
+        """
+        if not self.rate:
+            return None
+        if rng is None and self.has_rng("dropout") and not self.is_initializing():
+            raise ValueError(
+                'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
+                "give dropout_rng=key, or DropoutRng(key, example_ids), or a dropout rate "
+                "of 0"
+            )
+        rng = as_dropout_rng(rng, rows)
+        place = "/".join((*self.path[:-1], self.place))
+        return None if rng is None else DropoutMask(rng, place, self.rate)
