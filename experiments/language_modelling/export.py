@@ -25,8 +25,12 @@ _FINETUNED: dict[str, exporting.Task] = {
     "chat": "text-generation",
 }
 _PRESETS = (
-    *("python_stdlib", "shakespeare_char", "wikitext2", "gpt2_124m"),
-    *("bert_tiny", "bert_base"),
+    "python_stdlib",
+    "shakespeare_char",
+    "wikitext2",
+    "gpt2_124m",
+    "bert_tiny",
+    "bert_base",
 )
 
 

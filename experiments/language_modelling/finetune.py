@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import numpy as np
 
 from experiments.harness import cli, training
 from experiments.harness.cli import display
@@ -42,93 +41,78 @@ class Prepared(NamedTuple):
     facts: Any
     """What the rows depend on besides the examples: the labels, or the chat template."""
     batches: Rows
-    parts: dict[str, Encoded]
+    splits: dict[str, Encoded]
     """validation and, where there is one, test."""
 
 
-def make_init_and_step(
+Outputs = Callable[[Any, Any], jax.Array]
+"""A compiled function of (params, batch): what the model says of each row."""
+
+
+def make_step(
     config: FinetuneConfig, model: Any, batch: Any, devices: Strategy
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
-    task = TASKS[config.task.kind]
-    loss = training.build_loss(config.training, task.loss)(model)
-    return training.init_and_step(config, model, loss, task.inputs(batch), devices)
+    kind = TASKS[config.task.kind]
+    loss = training.build_loss(config.training, kind.loss)(model)
+    return training.gradient_step(config, model, loss, kind.inputs(batch), devices)
 
 
 def train(
     config: FinetuneConfig,
     *,
     loggers: Iterable[Logger] = (),
-    make_step: Callable[..., Any] = make_init_and_step,
+    make_step: training.MakeStep = make_step,
     **values: Any,
 ) -> TrainResult:
     """Learns the task from the newest checkpoint on, and scores the result on the test examples.
 
     `values` and `loggers` are as those of `language_modelling.train`.
     """
-    config, kind = training.with_values(config, **values), TASKS[config.task.kind]
-    sizes = finetune_start.with_start
-    with training.open_run(EXPERIMENT, config, kind.SCORES, loggers, sizes) as run:
+    config = training.with_values(config, **values)
+    kind = TASKS[config.task.kind]
+    parent = finetune_start.with_start
+    with training.open_run(EXPERIMENT, config, kind.scores, loggers, parent) as run:
         tokenizer = finetune_start.prepare_tokenizer(run.config, run.folder)
         data = prepare(run.config, run.folder, tokenizer)
         backbone = training.build_model(run.config, has_head=True, contact=run.contact)
         model = kind.make_model(run.config, backbone, data.facts)
         outputs = jax.jit(kind.outputs(model))
-
-        def scored(params: Any, text: Encoded) -> Scored:
-            size = run.config.data.batch_size
-            return kind.score(
-                run.config, predict(outputs, params, text.examples, size), text, data.facts
-            )
-
-        def evaluate(params: Any, step: int) -> training.EvaluationResult:
-            scores = scored(params, data.parts["validation"]).scores
-            return training.EvaluationResult({name: scores[name[11:]] for name in kind.SCORES})
-
         task = training.Task(
             model=model,
             make_step=make_step,
             batches=data.batches,
-            evaluate=evaluate,
-            read_start=partial(finetune_start.read_weights, run.config),
+            evaluate=partial(evaluate, outputs, data),
+            read_start=finetune_start.read_weights,
             origin={"tokenizer": tokenizer_digest(run.folder)},
         )
-        run, state, step = training.start(run, task)
+        run, step, state = training.start(run, task)
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task)
-        name = "test" if "test" in data.parts else "validation"
-        score(run, name, scored(params, data.parts[name]), data.parts[name])
+        score(outputs, data, run, params)
     return read_result(run.folder)
 
 
 def prepare(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer) -> Prepared:
     """Reads the examples; without files to validate with, each tenth is set aside."""
     kind, data = TASKS[config.task.kind], config.data
-    files = {"train": data.train, "validation": data.validation, "test": data.test}
-    if not data.train and config.task.kind != "classification":
-        raise ConfigError(f"task.kind={config.task.kind!r} needs files: give --data.train FILE")
     with distributed.together():
-        items = {
-            part: [item for path in paths for item in kind.read(config, path)]
-            for part, paths in files.items()
-        }
-        if not data.train:
-            items |= {part: kind.built_in(part) for part in ("train", "test")}
-        if not items["validation"]:
-            every = min(10, len(items["train"]))
-            items["validation"] = items["train"][every - 1 :: every]
-            items["train"] = [x for i, x in enumerate(items["train"], 1) if i % every]
+        items = read_items(config)
         facts = kind.facts(config, folder, tokenizer, items["train"])
         if distributed.is_first():
             kind.write_facts(folder, facts)
-        encode = partial(kind.encode, config, tokenizer, facts=facts)
-        encoded = {part: encode(some) for part, some in items.items() if some}
-    assert_processes_agree({f"the {part} examples": _described(x) for part, x in items.items()})
+        encoded = {
+            split: kind.encode(config, tokenizer, examples, facts)
+            for split, examples in items.items()
+            if examples
+        }
+    assert_processes_agree({f"the {split} examples": _described(x) for split, x in items.items()})
     train = encoded.pop("train").examples
-    seed, labels = config.training.seed, getattr(train, "labels", np.zeros((0, 2)))
-    chosen = choose(
-        len(train.example_ids), config.task.num_examples, seed, labels if labels.ndim == 1 else None
-    )
+    labels = getattr(train, "labels", None)
+    if labels is not None and labels.ndim != 1:  # a label for each token: nothing to balance
+        labels = None
+    seed = config.training.seed
+    chosen = choose(len(train.example_ids), config.task.num_examples, seed, labels)
     display.say(f"{len(chosen):,} rows to learn from")
     return Prepared(facts, Rows(train, chosen, data.batch_size, seed), encoded)
 
@@ -137,16 +121,58 @@ def _described(items: list[Any]) -> str:
     return described_lines([repr(item) for item in items])
 
 
-def score(run: training.OpenRun, name: str, scored: Scored, text: Encoded) -> None:
-    """Writes and shows the scores of the part `name`, and a table of its examples."""
+def read_items(config: FinetuneConfig) -> dict[str, list[Any]]:
+    """The examples of train, validation and test; `ConfigError` where files are needed."""
+    kind, data = TASKS[config.task.kind], config.data
+    if not data.train and kind.built_in is None:
+        raise ConfigError(f"task.kind={config.task.kind!r} needs files: give --data.train FILE")
+    files = {"train": data.train, "validation": data.validation, "test": data.test}
+    items = {
+        split: [item for path in paths for item in kind.read(config, path)]
+        for split, paths in files.items()
+    }
+    if not data.train and kind.built_in is not None:
+        items["train"] = kind.built_in("train")
+        items["test"] = kind.built_in("test")
+    if not items["validation"]:
+        every = min(10, len(items["train"]))
+        items["validation"] = items["train"][every - 1 :: every]
+        items["train"] = [x for i, x in enumerate(items["train"], 1) if i % every]
+    return items
+
+
+def evaluate(
+    outputs: Outputs, data: Prepared, run: training.OpenRun, params: Any, step: int
+) -> training.EvaluationResult:
+    """The scores of the validation examples."""
+    scores = scored(outputs, data, run, params, "validation").scores
+    names = TASKS[run.config.task.kind].scores
+    return training.EvaluationResult(
+        {name: scores[name.removeprefix("validation_")] for name in names}
+    )
+
+
+def scored(
+    outputs: Outputs, data: Prepared, run: training.OpenRun, params: Any, split: str
+) -> Scored:
+    """The scores of the examples of `split`."""
+    kind, text = TASKS[run.config.task.kind], data.splits[split]
+    found = predict(outputs, params, text.examples, run.config.data.batch_size)
+    return kind.score(run.config, found, text, data.facts)
+
+
+def score(outputs: Outputs, data: Prepared, run: training.OpenRun, params: Any) -> None:
+    """Writes and shows the scores of the test examples, and a table of them."""
+    name = "test" if "test" in data.splits else "validation"
+    text, result = data.splits[name], scored(outputs, data, run, params, name)
     if distributed.is_first():
-        end = "-losses" if "nats" in scored.table else ""
-        table = {column: list(cells) for column, cells in scored.table.items()}
+        end = "-losses" if "nats" in result.table else ""
+        table = {column: list(cells) for column, cells in result.table.items()}
         sample_tables.write_table(run.folder / "samples" / f"{name}{end}.tsv", table)
     digest = sample_tables.lines_digest([repr(item) for item in text.items])
-    run.write_scores({"text": name, "text_sha256": digest, **scored.scores})
-    said = "  ".join(f"{key} {value:.4g}" for key, value in scored.scores.items())
-    display.say(f"{name}, {len(text.items):,} examples: {said}")
+    run.write_scores({"text": name, "text_sha256": digest, **result.scores})
+    shown = "  ".join(f"{key} {value:.4g}" for key, value in result.scores.items())
+    display.say(f"{name}, {len(text.items):,} examples: {shown}")
     display.say("\n" + training.describe_folder(run.folder, {}, [("language_modelling.export",)]))
 
 

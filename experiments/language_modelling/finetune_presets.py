@@ -44,13 +44,26 @@ class TaskOptions(Checked):
 class FinetuneConfig(LanguageConfig):
     """A run RUNS/finetuning/NAME; model and tokenizer are those of --init_from."""
 
-    may_change: ClassVar = ("sampling", "completion")
-    from_start: ClassVar = ("sampling", "completion")
-    common_options: ClassVar = (
-        *("name", "runs", "init_from", "strategy", "task"),
-        *("data.train", "data.validation", "data.test", "data.seq_len", "data.batch_size"),
-        *("optimizer.learning_rate", "optimizer.total_steps", "optimizer.freeze"),
-        *("training.seed", "training.lora_rank", "training.save_every", "training.evaluate_every"),
+    may_change: ClassVar[tuple[str, ...]] = ("sampling", "completion")
+    from_start: ClassVar[tuple[str, ...]] = ("sampling", "completion")
+    common_options: ClassVar[tuple[str, ...]] = (
+        "name",
+        "runs",
+        "init_from",
+        "strategy",
+        "task",
+        "data.train",
+        "data.validation",
+        "data.test",
+        "data.seq_len",
+        "data.batch_size",
+        "optimizer.learning_rate",
+        "optimizer.total_steps",
+        "optimizer.freeze",
+        "training.seed",
+        "training.lora_rank",
+        "training.save_every",
+        "training.evaluate_every",
     )
 
     task: TaskOptions = TaskOptions()

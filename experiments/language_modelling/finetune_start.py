@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 from experiments.harness.runs import distributed
-from experiments.harness.training import initialization
+from experiments.harness.training import parent
+from experiments.harness.training.open_run import OpenRun
 from experiments.language_modelling import load_run
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.prepare import TOKENIZER
 from experiments.language_modelling.presets import LanguageConfig
-from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pretrained import load_sampling_config, load_without_weights
@@ -25,7 +25,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     default. A run that has begun no longer needs what it started from. Raises `ConfigError` for a
     run that starts from nothing.
     """
-    folder = initialization.start_folder(config, "finetuning")
+    folder = parent.start_folder(config, "finetuning")
     if folder is None:
         raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
     loaded = load_run.below_head(load_without_weights(folder))
@@ -47,7 +47,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         for name in ("sampling", "completion")
         if getattr(config, name) == getattr(LanguageConfig, name)
     }
-    model = initialization.with_sizes(config.model, model)
+    model = parent.with_sizes(config.model, model)
     return replace(config, model=model, objective=source.objective, data=data, **settings)
 
 
@@ -61,14 +61,15 @@ def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:
     return tokenizers.load(path)
 
 
-def read_weights(config: FinetuneConfig, devices: Strategy) -> Any:
-    """The parameters that the run starts with, on `devices`; None: random ones.
+def read_weights(run: OpenRun) -> Any:
+    """The parameters that the run starts with, on its devices; None: random ones.
 
     Of a model with a head those below it, which are the "backbone" of a model with another head.
     """
+    config = run.config
     if config.task.from_scratch:
         return None
-    loaded = load_run.below_head(initialization.load_start(config, devices))
+    loaded = load_run.below_head(parent.load_start(config, run.devices))
     is_masked = isinstance(loaded.model, MaskedLanguageModel)
     params = loaded.params["encoder"] if is_masked else loaded.params
     return params if config.task.kind == "chat" else {"backbone": params}

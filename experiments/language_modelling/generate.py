@@ -19,8 +19,8 @@ from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.shared_inputs import check_shared_files
 from experiments.harness.runs.text_io import read_text, read_texts
-from experiments.language_modelling.evaluate import filled_texts
 from experiments.language_modelling.load_run import load_run
+from experiments.language_modelling.prompts import filled_texts
 from experiments.language_modelling.tasks.chat_template import check_messages, load_template
 from jaxformer import pipelines
 from jaxformer.config import Natural, from_plain

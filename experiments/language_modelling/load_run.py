@@ -6,8 +6,8 @@ from typing import Literal, TypeVar
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_options import RunOptions
-from experiments.harness.training import initialization, loading
-from experiments.language_modelling.objectives import objective
+from experiments.harness.training import loading, parent
+from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
@@ -74,7 +74,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     Dropout, dtype and initializer stay those of `config`, and so does the tokenizer of a run that
     continues another. Raises `ConfigError` for a model of another objective than that of `config`.
     """
-    folder = initialization.start_folder(config, "language_modelling")
+    folder = parent.start_folder(config, "language_modelling")
     if folder is None:
         return config
     loaded = load_without_weights(folder)
@@ -82,11 +82,11 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     if source.objective != config.objective or isinstance(loaded.model, EncoderOnly):
         raise ConfigError(
             f"{folder} holds a {type(loaded.model).__name__} of the objective {source.objective!r}"
-            f", but objective={config.objective!r} learns a {objective(config).model.__name__}: "
+            f", but objective={config.objective!r} learns a {objective_of(config).model.__name__}: "
             "choose a preset of the other objective"
         )
     data = replace(config.data, tokenizer=tokenizer)
-    started = initialization.with_start(config, folder, loaded)
+    started = parent.with_start(config, folder, loaded)
     return replace(started, data=config.data if config.continue_from else data)
 
 

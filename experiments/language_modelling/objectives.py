@@ -35,7 +35,7 @@ class Objective(NamedTuple):
     flops: Callable[[TransformerConfig, Any], int]
 
 
-def objective(config: LanguageConfig) -> Objective:
+def objective_of(config: LanguageConfig) -> Objective:
     """The objective that `config` names."""
     if config.objective == "masked":
         return _PAIRS if config.data.next_sentence else _MASKED

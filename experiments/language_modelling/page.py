@@ -10,8 +10,8 @@ from experiments.harness.results.attention_views import AttentionView, label, re
 from experiments.harness.results.groups import prompted, sample_texts
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.run_options import RunOptions
-from experiments.language_modelling.evaluate import continued_prompts
 from experiments.language_modelling.load_run import load_run
+from experiments.language_modelling.prompts import continued_prompts
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
 from jaxformer.pipelines.batching import bos_eos
@@ -52,8 +52,8 @@ def _answers(folder: Path, loaded: Loaded, texts: Sequence[str]) -> dict[str, li
         texts = [text for text in texts if has_mask(text, loaded.tokenizer)]
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
-    config = replace(loaded.config, prompts=tuple(texts), sampling=sampling, completion=completion)
-    return prompted(continued_prompts(replace(loaded, config=config)), texts)
+    config = replace(loaded.config, sampling=sampling, completion=completion)
+    return prompted(continued_prompts(replace(loaded, config=config), texts), texts)
 
 
 def attend(loaded: Loaded, text: str) -> AttentionView:

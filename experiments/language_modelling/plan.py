@@ -12,9 +12,9 @@ import numpy as np
 from experiments.harness.planning import PlannedTraining
 from experiments.harness.training import Cost, build_model
 from experiments.language_modelling.load_run import with_pretrained_sizes
-from experiments.language_modelling.objectives import objective
+from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import LanguageConfig
-from experiments.language_modelling.train import make_init_and_step
+from experiments.language_modelling.train import make_step
 from jaxformer.decoding import sample_more
 from jaxformer.distributed import Strategy
 from jaxformer.pipelines.batching import BATCH_SIZE
@@ -32,12 +32,12 @@ def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
     rows, length, size = config.data.batch_size, config.data.seq_len, config.model.vocab_size
     ids = np.random.default_rng(0).integers(0, size, (2 * rows, length + 1), np.int32)
     tokenizer: Any = SimpleNamespace(special=SpecialTokens(0, 1, 2, 3, 4), vocab_size=size)
-    return objective(config).stream(Tokens.from_lists(ids), tokenizer, config).batch(0)
+    return objective_of(config).stream(Tokens.from_lists(ids), tokenizer, config).batch(0)
 
 
 def cost_of(config: LanguageConfig) -> Cost:
     """Returns the tokens that a step reads, and its FLOPs."""
-    flops = objective(config).flops(config.model, batch_of(config))
+    flops = objective_of(config).flops(config.model, batch_of(config))
     return Cost(config.data.batch_size * config.data.seq_len, flops)
 
 
@@ -45,7 +45,7 @@ def others(
     config: LanguageConfig, model: Any, devices: Strategy, params: Any
 ) -> dict[str, Callable[[], Any]]:
     """The loss of the validation text, and the continuation of the prompts."""
-    loss = objective(config).measure(model, loss_chunk=config.training.loss_chunk)
+    loss = objective_of(config).measure(model, loss_chunk=config.training.loss_chunk)
     gather_at, dtype = config.training.gather_at, config.model.dtype
     evaluate = devices.evaluate(loss, gather_at=gather_at, gather_dtype=dtype)
     rows = -(-config.data.batch_size // config.training.parts)
@@ -76,7 +76,7 @@ planned = PlannedTraining(
     prepare=with_pretrained_sizes,
     batch=batch_of,
     build_model=build_model,
-    make_step=make_init_and_step,
+    make_step=make_step,
     cost=cost_of,
     others=others,
 )

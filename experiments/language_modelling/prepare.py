@@ -1,15 +1,12 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
 import hashlib
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 from experiments.harness import cli
 from experiments.harness.cli import display
@@ -21,7 +18,7 @@ from experiments.language_modelling.corpus import Corpus, Part, load_mixture
 from experiments.language_modelling.id_text import IdPart, amount_of, describe_documents
 from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.nanogpt_characters import read_characters
-from experiments.language_modelling.objectives import objective
+from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS, DataConfig, LanguageConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
@@ -40,10 +37,6 @@ from jaxformer.text.metrics import TextSize
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, SPECIAL_TOKENS, Tokenizer
 
 TOKENIZER = Path("tokenizer", "tokenizer.json")
-_WINDOW = 64
-"""Tokens among which a line is looked for that begins a prompt."""
-_PLACES = 12
-"""Places for each prompt where such lines are looked for."""
 _MANY_PASSES = 10
 """Passes over a text after which a model without dropout may know it by heart."""
 _PUBLISHED = {"gpt2": ("vocab.json", "merges.txt"), "bert-base-uncased": ("vocab.txt",)}
@@ -110,7 +103,7 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     shares = _short_names(sources.shares_of(config.data.train))
     train_texts = [texts[name] for name in part_names(config.data, "train")]
     validation_texts = [texts[name] for name in part_names(config.data, "validation")]
-    streams = [objective(config).stream(text.tokens, tokenizer, config) for text in train_texts]
+    streams = [objective_of(config).stream(text.tokens, tokenizer, config) for text in train_texts]
     mixture = zip(shares.items(), train_texts, validation_texts, strict=False)
     return Prepared(
         model=sized(config, tokenizer),
@@ -246,31 +239,6 @@ def text_digest(folder: Path, names: Sequence[str]) -> str:
     if len(digests) < 2:
         return "".join(digests)
     return hashlib.sha256(" ".join(digests).encode()).hexdigest()
-
-
-def begun_lines(prepared: Prepared, config: LanguageConfig, count: int = 3) -> tuple[str, ...]:
-    """The first halves of `count` lines that stand apart in the validation text.
-
-    A masked model gets whole lines, in which a word of the middle is masked.
-    """
-    tokenizer, ids = prepared.tokenizer, prepared.validation.tokens.ids
-    window = min(_WINDOW, config.data.seq_len // 2)
-    texts = [
-        tokenizer.decode(ids[place : place + window].tolist())
-        for place in np.linspace(0, len(ids), _PLACES * count, endpoint=False, dtype=int)
-    ]
-    lines = [line for text in texts for line in text.split("\n")[1:] if len(line.split()) > 3]
-    lines = (lines or texts)[:: max(len(lines or texts) // count, 1)][:count]
-    mask = tokenizer.special.mask
-    prompts = []
-    for words in (re.findall(r"\s*\S+", line) for line in lines):
-        half = len(words) // 2
-        if config.objective == "causal":
-            prompts.append("".join(words[:half]))
-        elif mask is not None and words:
-            hidden = re.sub(r"\S+", lambda _: tokenizer.token(mask), words[half])
-            prompts.append("".join([*words[:half], hidden, *words[half + 1 :]]))
-    return tuple(dict.fromkeys(filter(None, prompts)))
 
 
 def describe(prepared: Prepared, config: LanguageConfig) -> str:

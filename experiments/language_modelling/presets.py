@@ -81,15 +81,33 @@ class LanguageConfig(RunConfig):
 
     may_change: ClassVar[tuple[str, ...]] = ("sampling", "completion", "prompts")
     common_options: ClassVar[tuple[str, ...]] = (
-        *("name", "runs", "init_from", "strategy", "objective"),
-        *("data.train", "data.validation", "data.seq_len", "data.batch_size"),
-        *("model.vocab_size", "model.d_model", "model.d_ff", "model.num_heads"),
-        *("model.num_encoder_layers", "model.num_decoder_layers"),
-        *("model.positions", "model.dropout_rate"),
-        *("optimizer.name", "optimizer.learning_rate", "optimizer.schedule"),
-        *("optimizer.warmup_steps", "optimizer.total_steps"),
-        *("training.seed", "training.save_every", "training.evaluate_every"),
-        *("training.grad_accumulation", "prompts"),
+        "name",
+        "runs",
+        "init_from",
+        "strategy",
+        "objective",
+        "data.train",
+        "data.validation",
+        "data.seq_len",
+        "data.batch_size",
+        "model.vocab_size",
+        "model.d_model",
+        "model.d_ff",
+        "model.num_heads",
+        "model.num_encoder_layers",
+        "model.num_decoder_layers",
+        "model.positions",
+        "model.dropout_rate",
+        "optimizer.name",
+        "optimizer.learning_rate",
+        "optimizer.schedule",
+        "optimizer.warmup_steps",
+        "optimizer.total_steps",
+        "training.seed",
+        "training.save_every",
+        "training.evaluate_every",
+        "training.grad_accumulation",
+        "prompts",
     )
 
     name: str
@@ -164,7 +182,10 @@ python_stdlib = LanguageConfig(
     ),
     data=DataConfig(batch_size=16, seq_len=128),
     optimizer=replace(
-        replace(_COSINE, name="muon", weight_decay=0.0, min_lr_ratio=0.02),
+        _COSINE,
+        name="muon",
+        weight_decay=0.0,
+        min_lr_ratio=0.02,
         learning_rate=4e-3,
         warmup_steps=50,
         total_steps=1_000,
@@ -241,7 +262,9 @@ wikitext2 = LanguageConfig(
     ),
     data=DataConfig("wikitext2", isolate_documents=False, batch_size=16),
     optimizer=replace(
-        replace(_COSINE, name="muon", min_lr_ratio=0.0),
+        _COSINE,
+        name="muon",
+        min_lr_ratio=0.0,
         learning_rate=3e-3,
         warmup_steps=200,
         total_steps=4_500,
@@ -303,7 +326,11 @@ llama3_8b = replace(
 """The model of Llama 3 with 8 billion parameters (Llama Team 2024), on 256 chips."""
 
 _bert_optimizer = replace(
-    replace(_COSINE, b2=0.999, eps=1e-6, weight_decay=0.01, min_lr_ratio=0.0),
+    _COSINE,
+    b2=0.999,
+    eps=1e-6,
+    weight_decay=0.01,
+    min_lr_ratio=0.0,
     learning_rate=1e-4,
     warmup_steps=10_000,
     total_steps=1_000_000,

@@ -79,7 +79,7 @@ planned = PlannedTraining(
     prepare=with_start,
     batch=batch_of,
     build_model=build_model,
-    make_step=train.make_init_and_step,
+    make_step=train.make_step,
     cost=lambda config: seq2seq_cost(config.model, batch_of(config)),
     others=others,
 )

@@ -12,7 +12,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_folder, user_cache
 from experiments.harness.runs.shared_inputs import described_lines
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
-from experiments.harness.training import initialization
+from experiments.harness.training import parent
 from experiments.harness.training.training_config import text_cache
 from experiments.translation.corpus import Text, open_corpus, write_known_words
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
@@ -60,7 +60,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     what the run starts from are copied. Raises `CheckpointError` rather than replace the text that
     a run was trained on, `DataError` for damaged files.
     """
-    cache, start = text_cache(config), initialization.start_folder(config, EXPERIMENT)
+    cache, start = text_cache(config), parent.start_folder(config, EXPERIMENT)
     with distributed.together():
         corpus = open_corpus(config.data, cache)
         if start not in (None, folder) and distributed.is_first():
@@ -101,11 +101,11 @@ def with_start(config: TranslationConfig) -> TranslationConfig:
     Dropout and dtype stay those of `config`, and so do settings of the search that are not the
     defaults. Raises `ConfigError` for a model that does not translate, or has no tokenizer.
     """
-    folder = initialization.start_folder(config, EXPERIMENT)
+    folder = parent.start_folder(config, EXPERIMENT)
     if folder is None:
         return config
     loaded = load_without_weights(folder)
-    config = initialization.with_start(config, folder, loaded)
+    config = parent.with_start(config, folder, loaded)
     if loaded.config is None and not isinstance(loaded.model, EncoderDecoder):
         raise ConfigError(
             f"{folder} holds a {type(loaded.model).__name__}, which does not translate"

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from experiments.harness.runs import distributed
 from experiments.harness.runs.sample_tables import read_table, write_table
 from experiments.harness.training import held_out_loss, metric_inputs
 from experiments.harness.training.open_run import OpenRun
@@ -179,7 +180,10 @@ def describe_too_long(model: EncoderDecoder, numbers: list[int]) -> str:
 
 def check_extras(config: TranslationConfig) -> None:
     """Raises `MissingExtra` for a package that scoring needs at the end of the run."""
-    for name in ["sacrebleu"] + ["sacremoses"] * (config.data.corpus == "multi30k"):
+    needed = ["sacrebleu"]
+    if config.data.corpus == "multi30k":
+        needed.append("sacremoses")
+    for name in needed:
         optional_dependencies.load(name)
 
 
@@ -194,7 +198,9 @@ def chosen_samples(text: Text, hypotheses: list[str]) -> list[Sample]:
 
 
 def write_samples(folder: Path, name: str, text: Text, hypotheses: list[str]) -> None:
-    """Writes samples/NAME.tsv in the run's `folder`."""
+    """Writes samples/NAME.tsv in the run's `folder`; of several processes the first one does."""
+    if not distributed.is_first():
+        return
     columns = {"source": text.source, "model": hypotheses, "reference": text.target}
     write_table(folder / "samples" / f"{name}.tsv", columns)
 

@@ -4,14 +4,13 @@ The same command again resumes. Everything is kept in runs/translation/NAME. Thi
 be copied: model and loss, data, evaluation and score are here; the rest is in the harness.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 from experiments.harness import cli, training
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.flops import seq2seq_cost
@@ -35,7 +34,7 @@ def main(config: TranslationConfig) -> None:
     train(config)
 
 
-def make_init_and_step(
+def make_step(
     config: TranslationConfig, model: EncoderDecoder, batch: PairBatch, devices: Strategy
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
@@ -47,14 +46,14 @@ def make_init_and_step(
         loss_chunk=options.loss_chunk,
     )
     inputs = batch.source, batch.target[:, :-1]
-    return training.init_and_step(config, model, loss, inputs, devices)
+    return training.gradient_step(config, model, loss, inputs, devices)
 
 
 def train(
     config: TranslationConfig,
     *,
     loggers: Iterable[Logger] = (),
-    make_step: Callable[..., Any] = make_init_and_step,
+    make_step: training.MakeStep = make_step,
     **values: Any,
 ) -> TrainResult:
     """Prepares the text, trains from the newest checkpoint, and scores the result on the test set.
@@ -67,49 +66,59 @@ def train(
     with training.open_run(EXPERIMENT, config, SCORES, loggers, with_start) as run:
         data = prepare(run.config, run.folder)
         display.say(describe(data))
-        run = replace(run, config=replace(run.config, model=data.model))  # with its vocabularies
-        both = data.source_tokenizer, data.target_tokenizer
-        settings = run.config.search, run.config.translation
+        run = run.with_model(data.model)  # the sizes of its vocabularies
         model = training.build_model(run.config, contact=run.contact)
-        loaded = Loaded(model, None, *both, settings, run.config)
         task = training.Task(
-            model=loaded.model,
+            model=model,
             make_step=make_step,
             batches=training.build_batches(run.config, data),
-            evaluate=lambda params, step: evaluate(run, replace(loaded, params=params), data, step),
-            cost=partial(seq2seq_cost, run.config.model),
+            evaluate=partial(evaluate, model, data),
+            cost=cost,
             origin={"tokenizer": tokenizers.digest(run.folder / "tokenizer")},
         )
-        run, state, step = training.start(run, task)
+        run, step, state = training.start(run, task)
         training.fit(run, step, state, task)
         params = training.choose_weights(run, task)
-        score(run, replace(loaded, params=params), data)
+        score(model, data, run, params)
     return read_result(run.folder)
 
 
+def cost(run: training.OpenRun, batch: PairBatch) -> training.Cost:
+    """The cost of a step on `batch`."""
+    return seq2seq_cost(run.config.model, batch)
+
+
+def translator(model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any) -> Loaded:
+    """The model with `params`, as `jf.load` gives it."""
+    settings = run.config.search, run.config.translation
+    both = data.source_tokenizer, data.target_tokenizer
+    return Loaded(model, params, *both, settings, run.config)
+
+
 def evaluate(
-    run: training.OpenRun, loaded: Loaded, data: Prepared, step: int
+    model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any, step: int
 ) -> training.EvaluationResult:
     """The scores of the validation text; the translations of a step are kept."""
-    text, search = data.validation, run.config.search
-    search = replace(search, beam_size=run.config.training.eval_beam_size) if step else search
+    loaded, text, search = translator(model, data, run, params), data.validation, run.config.search
+    if step:
+        search = replace(search, beam_size=run.config.training.eval_beam_size)
     scores, hypotheses = scoring.evaluate(loaded, text, search)
     numbers = {f"validation_{name}": x for name, x in scores.items() if isinstance(x, float)}
-    if step and distributed.is_first():
+    if step:
         with run.log.surviving("samples"):
             scoring.write_samples(run.folder, f"validation-{step}", text, hypotheses)
     samples = scoring.chosen_samples(text, hypotheses)
     return training.EvaluationResult(numbers | scoring.losses(loaded, text), samples)
 
 
-def score(run: training.OpenRun, loaded: Loaded, data: Prepared) -> None:
+def score(model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any) -> None:
     """Translates the test text with the final weights, and writes and shows its scores."""
+    loaded, search = translator(model, data, run, params), run.config.search
     name, text = ("test", data.test) if data.test.source else ("validation", data.validation)
-    lowercased, search = run.config.data.corpus == "multi30k", run.config.search
+    lowercased = run.config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = scoring.evaluate(loaded, text, search, lowercased=lowercased)
-    if distributed.is_first():
-        scoring.write_samples(run.folder, name, text, hypotheses)
+    scoring.write_samples(run.folder, name, text, hypotheses)
     run.write_scores(scoring.facts_to_repeat(run.config, name, text) | scores)
     display.say("\n".join(training.sample_lines(scoring.chosen_samples(text, hypotheses))))
     display.say("\n" + scoring.describe_run(run, name, text, scores, hypotheses))

@@ -218,7 +218,7 @@ def test_the_options_of_a_gpu_spare_a_translator_the_copies_of_joined_products(h
     config = replace(work_of, model=with_fields(work_of.model, layers)).config()
     model, batch = build_model(config), work_of.random_batch(np.random.default_rng(0))
     devices = single(h100s(1)[0]).for_model(model)
-    make_state, step = translation.make_init_and_step(config, model, batch, devices)
+    make_state, step = translation.make_step(config, model, batch, devices)
     where = NamedSharding(devices.mesh, PartitionSpec())
     batch = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where), batch)
     lowered = step.lower(devices.abstract(make_state), batch)

@@ -52,7 +52,6 @@ class Prepared(NamedTuple):
     model: TransformerConfig
     batches: Sequences
     validation: Sequences
-    tokenizer: None = None
 
 
 def prepare(config, folder):
@@ -79,18 +78,20 @@ PRESETS = {
 }
 '''
 SCORES = '''
-def known_scores(config):
-    return ("validation_loss",)
+def cost(run, batch):
+    flops = causal_flops(run.config.model, *batch.loss_mask.shape)
+    return training.Cost(batch.loss_mask.size, flops)
 
 
-def evaluate(loaded, data, step):
+def evaluate(model, data, run, params, step):
     """The loss of the reversed half."""
+    loaded = Loaded(model, params, config=run.config)
     sums = loss_sums(causal_loss, loaded, map(data.validation.batch, range(3)))
     return training.EvaluationResult({"validation_loss": sums["loss"] / sums["tokens"]})
 
 
-def score(run, loaded, data):
-    loss = evaluate(loaded, data, 0).scores["validation_loss"]
+def score(model, data, run, params):
+    loss = evaluate(model, data, run, params, 0).scores["validation_loss"]
     digest = data.validation.fingerprint
     run.write_scores({"text": "validation", "text_sha256": digest, "loss": loss})
 
@@ -99,7 +100,7 @@ planned = PlannedTraining(
     prepare=lambda config: config,
     batch=lambda config: Sequences(config.data.batch_size, 0).batch(0),
     build_model=training.build_model,
-    make_step=make_init_and_step,
+    make_step=make_step,
     cost=lambda config: training.Cost(
         config.data.batch_size * 2 * LENGTH,
         causal_flops(config.model, config.data.batch_size, 2 * LENGTH),
@@ -117,7 +118,8 @@ def page_contents(folder, options, texts=()):
 EDITS = {
     'EXPERIMENT = "language_modelling"\n': 'EXPERIMENT = "reverse"\n' + DATA,
     '            origin={"tokenizer": tokenizer_digest(run.folder)},\n': "",
-    inspect.getsource(original.known_scores): SCORES,
+    inspect.getsource(original.cost): SCORES,
+    "scores = scoring.known_scores(config)": 'scores = ("validation_loss",)',
     inspect.getsource(original.evaluate): "",
     inspect.getsource(original.score): "",
 }

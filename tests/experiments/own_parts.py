@@ -98,6 +98,11 @@ def words(evaluation):
     }
 
 
+def parts(evaluation):
+    """The parts of a batch that the configuration of an evaluation says."""
+    return {"parts": evaluation.loaded.config.training.parts}
+
+
 class Counting:
     """Batches of rows that count modulo 11."""
 

@@ -23,7 +23,7 @@ from experiments.language_modelling.tasks.chat_template import (
     load_template,
     special_names,
 )
-from experiments.language_modelling.tasks.rows import Encoded
+from experiments.language_modelling.tasks.finetune_task import Encoded
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import with_fields
 from jaxformer.errors import ConfigError, DataError
@@ -402,7 +402,7 @@ def test_labelled_text_that_cannot_be_used_is_refused(tmp_path, tokenizer):
 @pytest.fixture(scope="module")
 def windows(files, tokenizer) -> Encoded:
     config = changed(MASKED, task__doc_stride=3)
-    return spans.encode(config, tokenizer, spans.read(config, files["spans"]))
+    return spans.encode(config, tokenizer, spans.read(config, files["spans"]), [])
 
 
 def test_windows_of_a_long_context_overlap_and_the_answer_is_where_it_is(windows, tokenizer):
@@ -429,7 +429,7 @@ def test_windows_of_a_long_context_overlap_and_the_answer_is_where_it_is(windows
 
 def test_the_best_span_lies_in_the_context_and_ends_after_it_starts(windows, tokenizer):
     read = windows.items[2:]
-    text = spans.encode(changed(MASKED, task__doc_stride=3), tokenizer, read)
+    text = spans.encode(changed(MASKED, task__doc_stride=3), tokenizer, read, [])
     offsets = text.notes.offsets
     real = np.flatnonzero(offsets[0, :, 0] >= 0)
     logits = np.zeros((1, 2, T), np.float32)
@@ -491,7 +491,7 @@ def test_models_that_do_not_fit_a_task_are_refused(kind, files):
 def test_rows_that_have_no_room_for_what_is_learned_are_refused(files, tokenizer):
     read = squad.read_questions(files["spans"])
     with pytest.raises(ConfigError, match="doc_stride=19 leaves no new token in a window of"):
-        spans.encode(changed(MASKED, task__doc_stride=19), tokenizer, read)
+        spans.encode(changed(MASKED, task__doc_stride=19), tokenizer, read, [])
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
     with pytest.raises(DataError, match="conversation 1: a message contains '<eos>', the name"):
         chat.encode(CAUSAL, tokenizer, [conversation("a <eos>", "b")], template)

@@ -53,12 +53,17 @@ class Numbers(NamedTuple):
         return {"x": np.random.default_rng(number).standard_normal((5, 3)).astype(np.float32)}
 
 
-def evaluate(params, step):
+def evaluate(run, params, step):
     return EvaluationResult({"validation_loss": float(jnp.sum(params["w"] ** 2))})
 
 
 def task_of(evaluate=evaluate, **changes):
-    given = {"model": None, "make_step": None, "batches": Numbers(), "cost": lambda x: Cost(7, 11)}
+    given = {
+        "model": None,
+        "make_step": None,
+        "batches": Numbers(),
+        "cost": lambda run, batch: Cost(7, 11),
+    }
     return Task(**given | {"evaluate": evaluate} | changes)
 
 
@@ -96,10 +101,10 @@ def test_a_run_that_dies_while_it_evaluates_has_saved_and_evaluates_again(tmp_pa
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     fitted(whole)
 
-    def dies_at_10(params, step):
+    def dies_at_10(run, params, step):
         if step == 10:
             raise MemoryError("no room for the validation text")
-        return evaluate(params, step)
+        return evaluate(run, params, step)
 
     with pytest.raises(MemoryError):
         fitted(parts, evaluate=dies_at_10)
@@ -140,7 +145,7 @@ def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_pa
 def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(tmp_path, capsys):
     scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0])
 
-    def scripted_score(params, step):
+    def scripted_score(run, params, step):
         return EvaluationResult({"validation_bleu": next(scripted)})
 
     with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
@@ -151,7 +156,7 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
         assert "better in 3 evaluations: training ends at step 5 of" in capsys.readouterr().out
         best = stored(checkpoints, 2)
 
-        def validate(params, step):
+        def validate(run, params, step):
             right = bool(np.all(params["w"] == best["w"]))
             return EvaluationResult({"validation_bleu": 9.0 if right else 8.0})
 
@@ -164,7 +169,7 @@ def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(t
 def test_the_best_evaluation_is_saved_also_between_two_intervals_and_it_alone(tmp_path):
     there, scripted = {}, iter([7.0, 5.0, 9.0, 8.0, 6.0])
 
-    def evaluate(params, step):
+    def evaluate(run, params, step):
         checkpoints.wait()
         there[step] = checkpoints.steps()
         return EvaluationResult({"validation_loss": next(scripted)})
@@ -190,7 +195,7 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
         run = replace(run, watched=StoppingMetric("validation_bleu", -1.0))
         for is_lost in (("loss",), ("bleu", "loss")):
 
-            def validate(params, step, lost=is_lost):
+            def validate(run, params, step, lost=is_lost):
                 good = bool(np.all(params["w"] == best["w"]))
                 bad = {f"validation_{name}": math.nan for name in lost}
                 return EvaluationResult({"validation_bleu": 0.0} | ({} if good else bad))

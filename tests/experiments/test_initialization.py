@@ -13,7 +13,7 @@ from experiments.harness.training.build import build_model
 from experiments.harness.training.initialization import parent_of, take_over
 from experiments.language_modelling import finetune_presets, load_run
 from experiments.language_modelling.presets import PRESETS
-from experiments.language_modelling.train import make_init_and_step, train
+from experiments.language_modelling.train import make_step, train
 from experiments.translation import presets as translation_presets
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
@@ -117,7 +117,7 @@ def begin(base, parent, tmp_path):
         config = load_run.with_pretrained_sizes(changed(base, **changes))
         batch = StreamBatch(np.zeros((4, 20), np.int32), np.ones((4, 19), bool), np.arange(4))
         model, devices = build_model(config), single()
-        init, _ = make_init_and_step(config, model, batch, devices)
+        init, _ = make_step(config, model, batch, devices)
         checkpoints = Checkpoints(tmp_path / "no")
         run = SimpleNamespace(
             config=config, checkpoints=checkpoints, devices=devices, folder=tmp_path

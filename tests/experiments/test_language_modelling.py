@@ -15,8 +15,16 @@ import pytest
 
 import jaxformer as jf
 from experiments.harness.training.flops import causal_flops
-from experiments.language_modelling import corpus, evaluate, export, generate, load_run, prepare
-from experiments.language_modelling.objectives import objective
+from experiments.language_modelling import (
+    corpus,
+    evaluate,
+    export,
+    generate,
+    load_run,
+    prepare,
+    prompts,
+)
+from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS, DataConfig
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
@@ -192,10 +200,10 @@ def test_a_run_without_prompts_continues_or_fills_in_lines_of_its_own_validation
     (tmp_path / "own.txt").write_text(text)
     config = changed(config, data__validation=(str(tmp_path / "own.txt"),))
     prepared = prepare.prepare(config, tmp_path / "own")
-    prompts = prepare.begun_lines(prepared, config)
-    assert 1 <= len(prompts) <= 3
+    begun = prompts.begun_lines(prepared, config)
+    assert 1 <= len(begun) <= 3
     lines = text.split("\n")
-    for prompt in prompts:
+    for prompt in begun:
         before, mask, after = prompt.partition("<mask>")
         assert bool(mask) == (kind == "masked") and before and bool(after) == bool(mask)
         assert any(line.startswith(before) and after in line for line in lines), prompt
@@ -229,7 +237,7 @@ def test_a_token_is_shown_as_text_and_a_part_of_a_character_by_its_name():
     tokenizer = tokenizers.train_bpe(["sun moon"] * 7, 280)
     names = [tokenizer.token(index) for index in tokenizer.encode("a moonü")]
     assert names == ["Ġ", "a", "Ġmoon", "Ã", "¼"]
-    shown = [evaluate.token_text(name, tokenizer) for name in names]
+    shown = [prompts.token_text(name, tokenizer) for name in names]
     assert shown == [" ", "a", " moon", "Ã", "¼"], "ü has two bytes"
 
 
@@ -353,7 +361,7 @@ def test_published_vocabularies_are_found_and_kept_with_the_run(
 def test_a_preset_has_the_parameters_of_its_original(name, count):
     """That of BERT has the encoder with its pooler, and the heads of both pretraining tasks."""
     config = PRESETS[name]
-    model = objective(config).model(config.model)
+    model = objective_of(config).model(config.model)
     shapes = jax.eval_shape(model.init, jax.random.key(0), np.ones((2, 5), np.int32))
     assert sum(leaf.size for leaf in jax.tree.leaves(shapes)) == count
 

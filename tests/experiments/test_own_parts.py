@@ -27,6 +27,7 @@ from experiments.language_modelling import evaluate
 from experiments.language_modelling import load_run as language_run
 from experiments.language_modelling import prepare as language_prepare
 from experiments.language_modelling import train as language_train
+from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation import evaluate as evaluate_text
 from experiments.translation import load_run as translation_run
@@ -115,7 +116,7 @@ def language(tmp_path_factory):
         loaded=loaded,
         model=(model := DecoderOnly(loaded.model.config, *PARTS)),
         loss=jax.jit(causal_loss(model)),
-        task=language_train.objective(plain),
+        task=objective_of(plain),
         lines=list(map(json.loads, (result.folder / "metrics.jsonl").open())),
     )
 

@@ -7,8 +7,9 @@ import pytest
 from experiments.harness.training import starting
 from experiments.harness.training.fewest_parts import fewest_parts
 from experiments.language_modelling import train
+from experiments.translation import train as translation_train
 from tests.experiments.commands import metrics_of
-from tests.experiments.tiny_runs import changed, language_config
+from tests.experiments.tiny_runs import changed, language_config, translation_config
 
 
 @pytest.mark.parametrize(
@@ -54,3 +55,26 @@ def test_a_gpu_takes_the_fewest_parts_that_fit_and_the_run_keeps_them(tmp_path, 
     assert gpu[0]["loss"] == pytest.approx(cpu[0]["loss"], rel=1e-5)
     training, _ = stored(changed(config, name="given", training__grad_accumulation=3))
     assert training["grad_accumulation"] == 3
+
+
+@pytest.mark.parametrize(
+    ("command", "configure"),
+    [(train, language_config), (translation_train, translation_config)],
+    ids=["language model", "translator"],
+)
+def test_an_evaluation_uses_the_parts_that_were_found(command, configure, tmp_path, monkeypatch):
+    config = configure(
+        tmp_path,
+        name="gpu",
+        training__usual_parts=6,
+        training__evaluate_every=1,
+        training__metrics=("tests.experiments.own_parts:parts",),
+        optimizer__total_steps=2,
+    )
+    monkeypatch.setattr(starting, "gpu_memory", lambda devices: 1e12)
+    folder = command.train(config).folder
+    found = json.loads((folder / "config.json").read_text())["training"]["grad_accumulation"]
+    evaluated = [line["validation_parts"] for line in metrics_of(folder, "validation_loss")]
+    assert found == 1 and evaluated == [1, 1]
+    assert json.loads((folder / "scores.json").read_text())["parts"] == 1
+    assert command.train(config).folder == folder, "it has the same batches when it is resumed"

@@ -24,7 +24,7 @@ from experiments.harness.training.chips import ACCELERATORS, DEVICE_KINDS, Peak,
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.flops import causal_flops, masked_flops, seq2seq_cost
 from experiments.language_modelling import plan as language_plan
-from experiments.language_modelling.objectives import objective
+from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation import plan as translation_plan
 from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
@@ -315,8 +315,8 @@ def places(*shape):
 
 
 def test_a_placed_batch_costs_what_its_rows_do_however_they_are_divided():
-    causal = objective(language_config()).flops
-    masked = objective(language_config("--preset bert_tiny")).flops
+    causal = objective_of(language_config()).flops
+    masked = objective_of(language_config("--preset bert_tiny")).flops
     # as on one device, and as on two that each hold their rows
     for rows in ((4,), (2, 2)):
         text = StreamBatch(places(*rows, 6), places(*rows, 5), places(*rows), None, None)

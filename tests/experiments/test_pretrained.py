@@ -137,7 +137,7 @@ def test_an_encoder_of_theirs_reads_a_text_between_its_begin_and_end(folder, nam
     short = replace(preset, init_from=str(folder(name)), data=DataConfig(seq_len=5))
     config = with_start(short)
     assert row_tokenizer(config, found.tokenizer).encode("sun").ids == [1, sun, 2, 0, 0]
-    assert "embedding" in read_weights(config, single())["backbone"]
+    assert "embedding" in read_weights(SimpleNamespace(config=config, devices=single()))["backbone"]
 
 
 def begun_from(folder, **changes):
@@ -182,9 +182,7 @@ def test_a_run_begins_with_the_weights(folder, tmp_path):
     given = begun_from(path)
     given = replace(given, training=replace(given.training, ema_decay=0.5))
     config, devices = load_run.with_pretrained_sizes(given), single()
-    make_state, _ = train.make_init_and_step(
-        config, build_model(config), plan.batch_of(config), devices
-    )
+    make_state, _ = train.make_step(config, build_model(config), plan.batch_of(config), devices)
     state = begun(config, devices.init(make_state), devices, tmp_path)
     expected = load_pretrained(path).params
     for tree in (state.params, state.ema):

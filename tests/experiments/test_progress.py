@@ -10,7 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from experiments.harness.training.progress import Progress, lagging, memory_in_use
+from experiments.harness.training.pace import lagging
+from experiments.harness.training.progress import Progress
+from experiments.harness.training.step_numbers import memory_in_use
 from jaxformer.errors import Diverged
 from tests.experiments.test_display import FullDisk
 from tests.experiments.test_distributed import begin_two

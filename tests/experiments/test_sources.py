@@ -75,6 +75,18 @@ def test_a_corpus_of_records_is_kept_and_edited_records_are_another(records, tmp
     assert open_corpus(data, cache).fingerprint != first.fingerprint
 
 
+def test_a_data_set_is_known_by_its_texts_wherever_it_lies(tmp_path):
+    library = pytest.importorskip("datasets", reason="needs the extra data")
+    cache, known = TextCache(tmp_path / "texts"), []
+    for place, last in (("one", "moon"), ("two", "moon"), ("three", "star")):
+        rows = [{"text": "sun", "pair": {"de": "a"}, "n": 1}, {"text": last, "pair": {}, "n": 2}]
+        library.Dataset.from_list(rows).save_to_disk(tmp_path / place)
+        name = f"hf:{tmp_path / place}"
+        known.append(sources.identity(name, cache))
+        assert sources.identity(name, TextCache()) == known[-1] == sources.identity(name, cache)
+    assert known[0] == known[1] != known[2]
+
+
 def test_a_data_set_of_the_hub_is_read_from_a_folder_or_as_it_was_saved(records, tmp_path):
     library = pytest.importorskip("datasets", reason="needs the extra data")
     folder = tmp_path / "set"

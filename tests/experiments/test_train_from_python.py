@@ -7,7 +7,7 @@ import numpy as np
 
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.build import build_model
-from experiments.language_modelling.train import make_init_and_step
+from experiments.language_modelling.train import make_step
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import single
 from jaxformer.text.data import StreamBatch
@@ -33,7 +33,7 @@ def test_the_step_of_runs_that_differ_in_seed_and_learning_rate_is_one_program(c
         changes = {"training__seed": seed, "optimizer__learning_rate": rate}
         run = changed(causal_run.config, training__grad_accumulation=1, **changes)
         batch = StreamBatch(np.zeros((3, 20), np.int32), np.ones((3, 19), bool), np.arange(3))
-        init, step = make_init_and_step(run, build_model(run), batch, single())
+        init, step = make_step(run, build_model(run), batch, single())
         state, placed = single().abstract(init), single().abstract_batch(batch)
         programs.add(step.lower(state, placed).as_text())
     assert len(programs) == 1

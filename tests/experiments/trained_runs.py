@@ -45,10 +45,10 @@ class SharedStep:
         return self.train.train(config, make_step=self.make_step)
 
     def make_step(self, config: Any, model: Any, batch: Any, devices: Any) -> Any:
-        """The result of the experiment's `make_init_and_step`, compiled at the first call."""
+        """The result of the experiment's `make_step`, compiled at the first call."""
         endless = {"optimizer.total_steps": 99} if config.optimizer.schedule == "constant" else {}
         key = with_fields(config, SAME_STEP | endless)
-        init, step = self.train.make_init_and_step(config, model, batch, devices)
+        init, step = self.train.make_step(config, model, batch, devices)
         begin, step = self.programs.setdefault(key, (init.func, step))
         return Partial(begin, *init.args), step
 

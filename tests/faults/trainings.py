@@ -58,7 +58,7 @@ class Training:
     """
 
     def __init__(self, folder: Path, changes: dict[str, Any] | None = None):
-        for name in ("sacrebleu", "tokenizers", "tensorboardX.event_file_writer"):
+        for name in ("sacrebleu", "tokenizers", "tensorboardX.summary"):
             optional_dependencies.load(name)  # once for all children
         self._changes, self._root = changes or {}, folder.parent
         words = SETTINGS.split()

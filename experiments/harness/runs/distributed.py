@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import jax
 import numpy as np
@@ -77,8 +77,32 @@ def joins(main: Callable[[Any], None]) -> Callable[[Any], None]:
     return joined_main
 
 
+class ProcessChoice(Protocol):
+    """The options of `ProcessOptions`, as a configuration of an experiment has them, too."""
+
+    @property
+    def asks_for_several(self) -> bool:
+        """Whether several processes compute together."""
+        ...
+
+    @property
+    def coordinator(self) -> str:
+        """HOST:PORT of process 0, or empty."""
+        ...
+
+    @property
+    def num_processes(self) -> int | None:
+        """Number of processes."""
+        ...
+
+    @property
+    def process_id(self) -> int | None:
+        """Number of this process."""
+        ...
+
+
 @contextmanager
-def joined(config: ProcessOptions) -> Iterator[Termination | None]:
+def joined(config: ProcessChoice) -> Iterator[Termination | None]:
     """Within it this process is one of those that `config` asks for, and only the first prints.
 
     Enter it before anything touches a device, or when the processes have joined already; all leave
@@ -103,7 +127,7 @@ def joined(config: ProcessOptions) -> Iterator[Termination | None]:
         wait("end")  # a process that ends early would stop the runtime of the others
 
 
-def check_same_settings(config: ProcessOptions) -> None:
+def check_same_settings(config: ProcessChoice) -> None:
     """Raises `ConfigError` in all processes where they have different settings."""
     settings = config_files.flat(to_plain(config))
     settings.pop("process_id")

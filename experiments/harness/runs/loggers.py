@@ -3,6 +3,7 @@
 import errno
 import json
 import math
+import socket
 import sys
 import tempfile
 import time
@@ -47,7 +48,9 @@ class MetricsFile:
             if time.monotonic() - self._flushed > _BUCKET_SECONDS:
                 self.flush()
             return
-        line, self._torn = b"\n" * self._torn + line, True
+        if self._torn:  # the last line was cut off: end it first
+            line = b"\n" + line
+        self._torn = True  # until this one is whole
         # Unbuffered: what a full disk refused must not be written with the next line.
         with self._path.open("ab", buffering=0) as file:
             written = file.write(line)
@@ -144,18 +147,22 @@ class TensorBoard:
             self._writer.close()
 
     def _open(self, step: int) -> Any:
-        writers = optional_dependencies.load("tensorboardX.event_file_writer")
         self._summary = optional_dependencies.load("tensorboardX.summary")
         self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
         self._folder.mkdir(parents=True, exist_ok=True)
-        in_bucket = storage.is_in_bucket(self._folder)
-        self._local = tempfile.TemporaryDirectory() if in_bucket else None
-        local = Path(self._local.name) if self._local else self._folder
-        self._writer = writers.EventsWriter(str(local / "events"), f".{time.time_ns()}")
+        local = self._folder
+        if storage.is_in_bucket(self._folder):
+            self._local = tempfile.TemporaryDirectory()
+            local = Path(self._local.name)
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9}.{socket.gethostname()}.{now}"
+        self._writer = optional_dependencies.load("tensorboardX").RecordWriter(str(local / name))
+        self._write(0, file_version="brain.Event:2")
         # TensorBoard then hides the events of earlier files from this step on.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(step, session_log=start)
         return self._writer
 
     def _write(self, step: int, **content: Any) -> None:
-        self._writer.write_event(self._event.Event(wall_time=time.time(), step=step, **content))
+        event = self._event.Event(wall_time=time.time(), step=step, **content)
+        self._writer.write(event.SerializeToString())

@@ -42,8 +42,10 @@ def quantity(metric: str) -> Quantity:
     prefix, _, last = metric.removeprefix("validation_").rpartition(".")
     better = (x.better for end, x in _QUANTITIES.items() if x.better and last.endswith(end))
     known = _QUANTITIES.get(last, Quantity(last.replace("_", " "), better=next(better, "")))
-    words = ["validation"] * metric.startswith("validation_") + [prefix.replace("_", " ")]
-    return known._replace(label=" ".join(filter(None, [*words, known.label])))
+    words = [prefix.replace("_", " "), known.label]
+    if metric.startswith("validation_"):
+        words.insert(0, "validation")
+    return known._replace(label=" ".join(filter(None, words)))
 
 
 def described(metric: str) -> str:

@@ -154,7 +154,7 @@ def identity(name: str, cache: TextCache) -> str:
     """
     kind, path = kind_of(name), Path(name)
     if kind == "data set":
-        return _hub_data_set(name)._fingerprint
+        return _data_set_identity(name, cache)
     if kind == "function":
         digest = hashlib.sha256()
         for item in _called(name):
@@ -299,6 +299,39 @@ def _called(name: str, count: int | None = None) -> Iterator[tuple[str, ...]]:
             )
             raise DataError(f"{name}, item {number}: needed {wanted}, got {shorten(repr(item))}")
         yield texts
+
+
+def _data_set_identity(name: str, cache: TextCache) -> str:
+    """The SHA-256 of all texts of a data set.
+
+    Where its Arrow files are known by their content, the texts are not read again.
+    """
+    data_set = _hub_data_set(name)
+
+    def digest() -> dict[str, str]:
+        hashed = hashlib.sha256()
+        for record in data_set:
+            for path, text in _texts_in(record):
+                hashed.update(f"{path}\0{text}\0".encode("utf-8", "surrogatepass"))
+            hashed.update(b"\n")
+        return {"digest": hashed.hexdigest()}
+
+    files = [cache.digest(Path(file["filename"])) for file in data_set.cache_files]
+    if not files:  # in memory
+        return digest()["digest"]
+    return cache.record(["data set", name, *files], digest)["digest"]
+
+
+def _texts_in(value: Any, path: str = "") -> Iterator[tuple[str, str]]:
+    """The dotted name of each text in a record, and the text."""
+    if isinstance(value, str):
+        yield path, value
+    elif isinstance(value, dict):
+        for name, part in value.items():
+            yield from _texts_in(part, f"{path}.{name}")
+    elif isinstance(value, list | tuple):
+        for number, part in enumerate(value):
+            yield from _texts_in(part, f"{path}.{number}")
 
 
 def _hub_data_set(name: str) -> Any:

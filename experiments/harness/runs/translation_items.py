@@ -1,5 +1,6 @@
 """Sums of each sentence from which a score of translations is computed."""
 
+from collections import Counter
 from functools import partial
 from typing import Any
 
@@ -29,18 +30,72 @@ def translation_items(
     lowercased, _, name = metric.rpartition(".")
     if name not in ("bleu", "chrf") or lowercased not in ("", "lowercased"):
         return None
-    if name == "bleu":
-        scorer = make_bleu(language, "none" if lowercased else tokenize)
-    else:
-        scorer = optional_dependencies.load("sacrebleu").metrics.CHRF()
     if lowercased:
-        sides = (lowercased_tokens(side, language) for side in (hypotheses, references))
-        hypotheses, references = sides
-    items = scorer._extract_corpus_statistics(hypotheses, [references])
-    return np.array(items, float), partial(_corpus_scores, scorer)
+        hypotheses = lowercased_tokens(hypotheses, language)
+        references = lowercased_tokens(references, language)
+        tokenize = "none"
+    pairs = list(zip(hypotheses, references, strict=True))
+    if name == "chrf":
+        chrf = optional_dependencies.load("sacrebleu").metrics.CHRF()
+        return np.array([_chrf_sums(chrf, *pair) for pair in pairs], float), partial(_chrf, chrf)
+    counter, bleu = make_bleu(language, tokenize), make_bleu(language, tokenize)
+    counter.effective_order = True  # or sacreBLEU advises it; it does not change the counts
+    return np.array([_bleu_sums(counter, *pair) for pair in pairs], float), partial(_bleu, bleu)
 
 
-def _corpus_scores(
-    metric: Any, sums: Float[np.ndarray, "resamples statistics"]
+def _bleu_sums(bleu: Any, hypothesis: str, reference: str) -> list[int]:
+    """Lengths of hypothesis and reference, matches of each order, n-grams of each order."""
+    score = bleu.sentence_score(hypothesis, [reference])
+    return [score.sys_len, score.ref_len, *score.counts, *score.totals]
+
+
+def _bleu(
+    bleu: Any, sums: Float[np.ndarray, "resamples statistics"]
 ) -> Float[np.ndarray, " resamples"]:
-    return np.array([metric._compute_score_from_stats(row).score for row in sums.tolist()])
+    """The score of each row of sums."""
+    orders = bleu.max_ngram_order
+    scores = [
+        bleu.compute_bleu(
+            correct=row[2 : 2 + orders],
+            total=row[2 + orders :],
+            sys_len=int(row[0]),
+            ref_len=int(row[1]),
+            smooth_method=bleu.smooth_method,
+            smooth_value=bleu.smooth_value,
+            effective_order=bleu.effective_order,
+            max_ngram_order=orders,
+        ).score
+        for row in sums.tolist()
+    ]
+    return np.array(scores)
+
+
+def _chrf_sums(chrf: Any, hypothesis: str, reference: str) -> list[int]:
+    """Numbers of n-grams of hypothesis and reference, and matches, of each order."""
+    helpers = optional_dependencies.load("sacrebleu.metrics.helpers")
+    sums: list[int] = []
+    for order in range(1, chrf.char_order + 1):
+        ngrams: Counter = helpers.extract_char_ngrams(hypothesis, order)
+        right: Counter = helpers.extract_char_ngrams(reference, order)
+        # As in sacreBLEU, n-grams count only where the reference is long enough to have some.
+        count = ngrams.total() if right else 0
+        sums += [count, right.total(), (ngrams & right).total()]
+    return sums
+
+
+def _chrf(
+    chrf: Any, sums: Float[np.ndarray, "resamples statistics"]
+) -> Float[np.ndarray, " resamples"]:
+    """The score of each row of sums: F-beta of mean precision and mean recall of the orders.
+
+    Orders without n-grams on both sides do not count. Popovic 2015, as in sacreBLEU.
+    """
+    given, wanted, right = np.moveaxis(sums.reshape(len(sums), -1, 3), -1, 0)
+    counts = (given > 0) & (wanted > 0)
+    orders = np.maximum(counts.sum(axis=1), 1)
+    precision = np.where(counts, right / np.maximum(given, 1), 0.0).sum(axis=1) / orders
+    recall = np.where(counts, right / np.maximum(wanted, 1), 0.0).sum(axis=1) / orders
+    factor = chrf.beta**2
+    denominator = factor * precision + recall
+    score = (1 + factor) * precision * recall / np.where(denominator > 0, denominator, 1.0)
+    return 100.0 * score

@@ -19,6 +19,7 @@ from jaxtyping import Float
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.first_contact import AutoAttention, FirstContact
 from experiments.harness.training.training_config import (
     LoraOptions,
@@ -48,13 +49,15 @@ def build_loggers(
     return [*loggers, *(import_by_name(name, "loggers")(folder) for name in training.loggers)]
 
 
-def build_batches(config: Any, prepared: Any) -> Batches:
+def build_batches(config: ExperimentConfig, prepared: Any) -> Batches:
     """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
     name = config.data.batches
     return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
 
-def build_model(config: Any, *, has_head: bool = False, contact: FirstContact | None = None) -> Any:
+def build_model(
+    config: ExperimentConfig, *, has_head: bool = False, contact: FirstContact | None = None
+) -> Any:
     """The model of `config.model` with attention function and block of `config.training`.
 
     Its layers decide its class, or a model that `config.training` names. With `has_head` it is the

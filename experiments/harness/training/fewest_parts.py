@@ -2,12 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-from experiments.harness.cli import config_files
-from experiments.harness.runs import run_folder
+from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.task import MakeStep
-from jaxformer.checkpoint import Checkpoints
 from jaxformer.distributed import Strategy
 from jaxformer.distributed.mesh import device_memory
 
@@ -16,7 +14,12 @@ MEMORY_SHARE = 0.9
 
 
 def step_memory(
-    config: Any, make_step: MakeStep, model: Any, batch: Any, devices: Strategy, parts: int
+    config: ExperimentConfig,
+    make_step: MakeStep,
+    model: Any,
+    batch: Any,
+    devices: Strategy,
+    parts: int,
 ) -> float:
     """The bytes that each of `devices` needs for a step in `parts` of `batch`, as compiled."""
     training = replace(config.training, grad_accumulation=parts * devices.num_shards)
@@ -47,19 +50,3 @@ def fewest_parts(memory_of: Callable[[int], float], limit: float, rows: int, mos
     each_row = (bytes_of_fewer - bytes_of_most) / (sizes[0] - sizes[1])
     fits = (x for x in divisors if bytes_of_most + each_row * (rows / x - sizes[1]) <= limit)
     return next(fits, most)
-
-
-C = TypeVar("C")
-
-
-def with_found_parts(config: C, experiment: str) -> C:
-    """`config` with the parts that its run in `experiment` has found, once it has a checkpoint."""
-    run: Any = config
-    if run.training.grad_accumulation or run.training.usual_parts == 1:
-        return config
-    folder = run_folder.folder_of(run.runs, experiment, run.name)
-    if not Checkpoints(folder / "checkpoints").steps():
-        return config
-    stored = config_files.read_object(folder / "config.json").get("training", {})
-    found = replace(run.training, grad_accumulation=stored.get("grad_accumulation"))
-    return replace(run, training=found)

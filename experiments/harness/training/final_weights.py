@@ -35,7 +35,7 @@ def choose_weights(run: OpenRun, task: Task) -> Any:
         )
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
-            scores = task.evaluate(params, 0).scores
+            scores = task.evaluate(run, params, 0).scores
         metric, value = run.watched.of(scores), scores[score]
         display.say(f"  validation {described_score(score, value)}")
         # BLEU is 0 where the loss is NaN.

@@ -102,7 +102,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert task.evaluate is not None
             with progress.pause("evaluating"):
-                scores = task.evaluate(result_params(state, training), number)
+                scores = task.evaluate(run, result_params(state, training), number)
             after = log_evaluation(run, number, scores, stopping)
             if is_saved:
                 log.call("flush")
@@ -121,7 +121,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
             batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
-            size = cost(batch) if cost is not None else Cost(0, 0)
+            size = Cost(0, 0) if cost is None else cost(run, batch)
             progress.add(number, metrics, *size, loader.waited)
             if run.contact.facts() != known:
                 known = run.contact.facts()

@@ -3,6 +3,7 @@
 from operator import attrgetter
 from typing import Any, TypeVar
 
+from experiments.harness.training.experiment_config import ExperimentConfig
 from jaxformer.config import import_by_name, is_import_name, name_of, with_fields
 
 C = TypeVar("C")
@@ -49,7 +50,7 @@ def with_values(config: C, **values: Any) -> C:
     return with_fields(config, names)
 
 
-def check_named_values(config: Any) -> None:
+def check_named_values(config: ExperimentConfig) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
     for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
         stored = attrgetter(path)(config)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from experiments.harness import cli
 from experiments.harness.cli import config_files, display
@@ -19,21 +19,23 @@ from experiments.harness.training.chips import peak_of
 from experiments.harness.training.device_check import check_products
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
-from experiments.harness.training.fewest_parts import with_found_parts
+from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.first_contact import FirstContact, remembered_kernels
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.config import to_plain
+from jaxformer.config import TransformerConfig, to_plain
 from jaxformer.distributed import Strategy, Termination
 from jaxformer.runtime import setup_process
 
+C = TypeVar("C", bound=ExperimentConfig)
+
 
 @dataclass(frozen=True, kw_only=True)
-class OpenRun:
+class OpenRun(Generic[C]):
     """A run that is being trained: its settings, devices, folder and checkpoints."""
 
-    config: Any
-    """The run's configuration, with the sizes of the run that it starts from."""
+    config: C
+    """The run's configuration."""
     devices: Strategy
     """The devices that compute a step, and how they hold the parameters of its model."""
     checkpoints: Checkpoints
@@ -45,20 +47,25 @@ class OpenRun:
     """What the run relies on of its devices, for env.json; the model adds some."""
     termination: Termination | None = None
     """The end of one of several processes on a signal; None: this process is the only one."""
+    found_parts: int | None = None
+    """The parts of a batch that an earlier start of the run has found."""
 
     @property
     def folder(self) -> Path:
         """The run's folder."""
         return self.log.folder
 
-    def settled(self, **fields: Any) -> "OpenRun":
-        """This run with `fields` that were found since it was opened; config.json has them too."""
-        config, path = replace(self.config, **fields), self.folder / "config.json"
+    def with_model(self, model: TransformerConfig) -> "OpenRun[C]":
+        """This run with the sizes that its text decides; config.json keeps those asked for."""
+        return replace(self, config=replace(self.config, model=model))
+
+    def record_settings(self, **fields: Any) -> None:
+        """Writes `fields` that were found since the run was opened to config.json."""
+        path = self.folder / "config.json"
         if distributed.is_first():
-            plain = to_plain(config)
+            plain = to_plain(replace(self.config, **fields))
             stored = config_files.read_object(path) | {name: plain[name] for name in fields}
             records.write_json(path, stored)
-        return replace(self, config=config)
 
     def write_scores(self, scores: Mapping[str, Any]) -> None:
         """Writes scores.json, which ends a training; of several processes the first does."""
@@ -70,11 +77,11 @@ class OpenRun:
 @contextmanager
 def open_run(
     experiment: str,
-    config: Any,
+    config: C,
     scores: Sequence[str],
     loggers: Iterable[Logger] = (),
-    parent: Callable[[Any], Any] = lambda config: config,
-) -> Iterator[OpenRun]:
+    parent: Callable[[C], C] = lambda config: config,
+) -> Iterator[OpenRun[C]]:
     """Within it, a run of `experiment` trains: its processes, devices, folder and checkpoints.
 
     `scores` are the names of the scores of every evaluation; early stopping goes by the first.
@@ -92,10 +99,12 @@ def open_run(
         stack.enter_context(display.opened())
         devices = choose_devices(config.strategy, config.mesh, setup.compiler_options)
         with distributed.together():
-            config = parent(with_found_parts(config, experiment))
-        distributed.check_same_settings(config)  # it has sizes of what it starts from
+            config = parent(config)
+            found = found_parts(config, experiment)
+        stored = with_parts(config, found)
+        distributed.check_same_settings(stored)  # it has sizes of what it starts from
         log = run_folder.open_folder(
-            config.runs, experiment, config.name, config, may_differ=config.free_fields()
+            config.runs, experiment, config.name, stored, may_differ=config.free_fields()
         )
         log.loggers += build.build_loggers(config.training, log.folder, loggers)
         stack.callback(log.call, "close")  # also on a signal, or where training diverges
@@ -104,10 +113,16 @@ def open_run(
         if config.verbose:
             display.say(f"{setup}\n{peak}")
         total = config.optimizer.total_steps
-        each = {"evaluated": training.evaluate_every, "saved": training.save_every}
-        often = [f", {word} every {steps:,}" for word, steps in each.items() if 0 < steps < total]
-        steps = f"{total:,} steps on {peak.devices} x {peak.kind}{''.join(often)}"
-        display.say(f"{log.folder}\n{steps}\nCtrl-C saves and ends; the same command goes on")
+        steps = [f"{total:,} steps on {peak.devices} x {peak.kind}"]
+        for word, interval in (
+            ("evaluated", training.evaluate_every),
+            ("saved", training.save_every),
+        ):
+            if 0 < interval < total:
+                steps.append(f"{word} every {interval:,}")
+        display.say(
+            f"{log.folder}\n{', '.join(steps)}\nCtrl-C saves and ends; the same command goes on"
+        )
         known = environment.environment_of(log.folder).read(earlier=list)
         contact = FirstContact(kernels=remembered_kernels(known))
         if setup.platform != "cpu":  # where the tests have compared them
@@ -122,9 +137,32 @@ def open_run(
             watched=watched,
             contact=contact,
             termination=termination,
+            found_parts=found,
         )
         try:
             yield run
         except Exception as error:  # a signal is none
             log.add_environment(failed=cli.sentence(error))
             raise
+
+
+def found_parts(config: ExperimentConfig, experiment: str) -> int | None:
+    """The parts that the run of `config` has found, once it has a checkpoint.
+
+    None where it has found none, and where its configuration gives them.
+    """
+    training = config.training
+    if training.grad_accumulation or training.usual_parts == 1:
+        return None
+    folder = run_folder.folder_of(config.runs, experiment, config.name)
+    if not Checkpoints(folder / "checkpoints").steps():
+        return None
+    stored = config_files.read_object(folder / "config.json").get("training", {})
+    return stored.get("grad_accumulation")
+
+
+def with_parts(config: C, parts: int | None) -> C:
+    """`config` with a batch in so many `parts`; None keeps what it says."""
+    if parts is None:
+        return config
+    return replace(config, training=replace(config.training, grad_accumulation=parts))

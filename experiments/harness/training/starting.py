@@ -2,11 +2,12 @@
 
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 
 from experiments.harness.cli import display
+from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.fewest_parts import (
     MEMORY_SHARE,
     fewest_parts,
@@ -14,15 +15,17 @@ from experiments.harness.training.fewest_parts import (
     step_memory,
 )
 from experiments.harness.training.initialization import take_over
-from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.open_run import OpenRun, with_parts
 from experiments.harness.training.task import Task
 from jaxformer.distributed import agreed
 from jaxformer.text.data import all_rows
 from jaxformer.training.train_step import TrainState
 
+C = TypeVar("C", bound=ExperimentConfig)
 
-def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
-    """`run` on the devices of its model, its first state, and its step.
+
+def start(run: OpenRun[C], task: Task) -> tuple[OpenRun[C], Any, TrainState]:
+    """`run` with its devices and its configuration settled, its step, and its first state.
 
     The state has what the run takes over from the run or the folder that it starts from.
     """
@@ -32,15 +35,18 @@ def start(run: OpenRun, task: Task) -> tuple[OpenRun, TrainState, Any]:
     init, step = task.make_step(run.config, task.model, batch, run.devices)
     with display.phase("creating the model"):
         state = run.devices.init(init)
-    return run, take_over(run, task, state), step
+    return run, step, take_over(run, task, state)
 
 
-def with_fewest_parts(run: OpenRun, task: Task, batch: Any) -> OpenRun:
+def with_fewest_parts(run: OpenRun[C], task: Task, batch: Any) -> OpenRun[C]:
     """`run` with the fewest parts of `batch` with which its `task` fits a GPU.
 
     Nothing changes where its configuration gives them or takes the batch whole, and on other
-    devices. Only compiled programs say how much memory a step needs: two are compiled.
+    devices; a resumed run keeps those that it has found. Only compiled programs say how much memory
+    a step needs: two are compiled.
     """
+    if run.found_parts is not None:
+        return replace(run, config=with_parts(run.config, run.found_parts))
     devices, training = run.devices, run.config.training
     most, limit = training.parts_on(devices), gpu_memory(devices)
     if training.grad_accumulation or most == 1 or limit is None:
@@ -48,7 +54,8 @@ def with_fewest_parts(run: OpenRun, task: Task, batch: Any) -> OpenRun:
     memory_of = partial(step_memory, run.config, task.make_step, task.model, batch, devices)
     rows = len(jax.tree.leaves(batch)[0]) // devices.num_shards
     with display.phase("finding the parts of a batch that fit"):
-        parts = agreed(fewest_parts(memory_of, MEMORY_SHARE * limit, rows, most))
+        parts = int(agreed(fewest_parts(memory_of, MEMORY_SHARE * limit, rows, most)))
     display.say(f"{parts} parts of {rows // parts} rows on each device")
-    found = replace(training, grad_accumulation=parts * devices.num_shards)
-    return run.settled(training=found)
+    config = with_parts(run.config, parts * devices.num_shards)
+    run.record_settings(training=config.training)
+    return replace(run, config=config)

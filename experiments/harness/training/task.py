@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.samples import Sample
 from jaxformer.distributed import Strategy
 from jaxformer.text.data import Batches
@@ -28,27 +29,31 @@ class Cost(NamedTuple):
 
 
 InitAndStep = tuple[Callable[[], TrainState], Any]
-
-
+"""The function that makes the first state, and the compiled step."""
 MakeStep = Callable[[Any, Any, Any, Strategy], InitAndStep]
-"""(config, model, batch, devices) -> the function that makes the first state, and the step."""
+"""A function of (config, model, batch, devices)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a run learns."""
+    """What a run learns.
+
+    Its functions are given the run, whose configuration `start` settles, and so need nothing else
+    that changes.
+    """
 
     model: Any
     """The model; its parameters are those of the state."""
     make_step: MakeStep
     """Makes the first state, and the step that trains on `batches`."""
     batches: Batches
-    evaluate: Callable[[Any, int], EvaluationResult] | None
-    """(parameters, step) -> scores of the validation text; step 0: of what may be the result."""
-    cost: Callable[[Any], Cost] | None = None
-    """The cost of a step on a placed batch: the share of padding, and the utilization."""
-    read_start: Callable[[Strategy], Any] | None = None
-    """Reads the parameters that the run starts with, where they are not those of a run of the same
+    evaluate: Callable[[OpenRun, Any, int], EvaluationResult] | None
+    """(run, parameters, step) -> scores of the validation text; step 0: a candidate for the
+    result."""
+    cost: Callable[[OpenRun, Any], Cost] | None = None
+    """(run, placed batch) -> cost of a step: the share of padding, and the utilization."""
+    read_start: Callable[[OpenRun], Any] | None = None
+    """Reads the parameters that a run starts with, where they are not those of a run of the same
     model; those that they lack start anew, and None are random ones."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """What every checkpoint keeps besides the fingerprint of `batches`."""

@@ -2,10 +2,11 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, cast, get_args
 
 from experiments.harness.runs.distributed import ProcessOptions
 from experiments.harness.runs.text_cache import TextCache
+from experiments.harness.training.experiment_config import ExperimentConfig
 from jaxformer import storage
 from jaxformer.config import (
     Checked,
@@ -196,22 +197,9 @@ class RunConfig(DeviceChoice):
                 f"init_from={self.init_from!r} and continue_from={self.continue_from!r} both say "
                 "where the weights come from: give one"
             )
-        self._check_lora()
+        check_adapters(cast("ExperimentConfig", self))  # its subclasses have all fields
 
-    def _check_lora(self: Any) -> None:
-        """Raises `ConfigError` for adapters of random weights, and with `optimizer.freeze`."""
-        rank = self.training.lora_rank
-        if rank and not (self.init_from or self.continue_from):
-            raise ConfigError(
-                f"lora_rank={rank} trains adapters of weights that are there: give --init_from"
-            )
-        if rank and self.optimizer.freeze:
-            raise ConfigError(
-                f"lora_rank={rank} freezes all weights, but freeze={self.optimizer.freeze!r} was "
-                "given too: choose the matrices with adapters by --training.lora_targets"
-            )
-
-    def free_fields(self: Any) -> list[str]:
+    def free_fields(self: ExperimentConfig) -> list[str]:
         """Dotted names of the fields that may differ when the run is resumed."""
         training = ["log_every", "save_every", "evaluate_every", "patience", "average_checkpoints"]
         training += ["attention_fn", "remat", "loss_chunk", "gather_at", "prefetch"]
@@ -222,6 +210,20 @@ class RunConfig(DeviceChoice):
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
         endless &= not is_import_name(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
+
+
+def check_adapters(config: ExperimentConfig) -> None:
+    """Raises `ConfigError` for adapters of random weights, and with `optimizer.freeze`."""
+    rank = config.training.lora_rank
+    if rank and not (config.init_from or config.continue_from):
+        raise ConfigError(
+            f"lora_rank={rank} trains adapters of weights that are there: give --init_from"
+        )
+    if rank and config.optimizer.freeze:
+        raise ConfigError(
+            f"lora_rank={rank} freezes all weights, but freeze={config.optimizer.freeze!r} was "
+            "given too: choose the matrices with adapters by --training.lora_targets"
+        )
 
 
 def text_cache(config: RunConfig) -> TextCache:

@@ -1,20 +1,17 @@
-"""The tasks of `finetune`, by their names: modules with the same functions.
+"""The tasks of `finetune`, by their names."""
 
-`read(config, path)` gives the examples of a file, `facts` what rows depend on besides (labels, or a
-chat template), `encode` the rows, `make_model` the model, `loss(model)` what is learned,
-`outputs(model)` what it says of a row, and `score` the scores, named in `SCORES`.
-"""
+from dataclasses import replace
 
-from types import ModuleType
+from experiments.language_modelling.tasks.chat import CHAT
+from experiments.language_modelling.tasks.classification import CLASSIFICATION
+from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
+from experiments.language_modelling.tasks.spans import SPANS
 
-from experiments.language_modelling.tasks import chat, classification, spans
-from experiments.language_modelling.tasks.rows import Encoded, Scored
+__all__ = ["TASKS", "Encoded", "FinetuneTask", "Scored"]
 
-__all__ = ["TASKS", "Encoded", "Scored"]
-
-TASKS: dict[str, ModuleType] = {
-    "classification": classification,
-    "pairs": classification,
-    "spans": spans,
-    "chat": chat,
+TASKS: dict[str, FinetuneTask] = {
+    "classification": CLASSIFICATION,
+    "pairs": replace(CLASSIFICATION, built_in=None),
+    "spans": SPANS,
+    "chat": CHAT,
 }

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from experiments.harness.training import initialization
+from experiments.harness.training.parent import parent_of
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.chat_template import (
     TEMPLATE,
@@ -20,7 +20,7 @@ from experiments.language_modelling.tasks.chat_template import (
     load_template,
     read_conversations,
 )
-from experiments.language_modelling.tasks.rows import Encoded, Scored
+from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
@@ -28,9 +28,6 @@ from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.text.tokenizers.tokenizer import all_special_ids
 from jaxformer.training.losses import causal_loss
-
-SCORES = ("validation_loss", "validation_accuracy")
-loss = causal_loss
 
 
 def read(config: FinetuneConfig, path: str) -> list[list[Message]]:
@@ -43,7 +40,7 @@ def read(config: FinetuneConfig, path: str) -> list[list[Message]]:
     return read_conversations(Path(path))
 
 
-def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Any = ()) -> nn.Module:
+def make_model(config: FinetuneConfig, backbone: nn.Module, facts: Any) -> nn.Module:
     """`backbone` itself, which continues text."""
     return backbone
 
@@ -55,11 +52,11 @@ def inputs(batch: StreamBatch) -> tuple[Any, ...]:
 
 def facts(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Any) -> ChatTemplate:
     """The template of the run in `folder`: --task.chat_template, or that of what it starts from."""
-    parent = initialization.parent_of(config)
-    begun = (folder / TEMPLATE).is_file()
-    template = load_template(
-        folder if begun else parent.folder if parent else locate(config.init_from), tokenizer
-    )
+    source = folder
+    if not (folder / TEMPLATE).is_file():  # the run has not begun
+        parent = parent_of(config)
+        source = locate(config.init_from) if parent is None else parent.folder
+    template = load_template(source, tokenizer)
     given = config.task.chat_template
     return template.with_source(given) if given else template
 
@@ -132,9 +129,23 @@ def outputs(model: Any) -> Callable[[Any, Any], Any]:
     return sums
 
 
-def score(config: FinetuneConfig, sums: np.ndarray, text: Encoded, labels: Any = ()) -> Scored:
+def score(config: FinetuneConfig, sums: np.ndarray, text: Encoded, facts: Any) -> Scored:
     """The loss, and the share of the tokens of answers that are right."""
     nats, right, count = sums.sum(0).tolist()
     columns = zip(("nats", "tokens"), sums[:, ::2].T.tolist(), strict=True)
     table = {name: [f"{x:.9g}" for x in column] for name, column in columns}
     return Scored({"loss": nats / count, "accuracy": right / count, "tokens": count}, table)
+
+
+CHAT = FinetuneTask(
+    scores=("validation_loss", "validation_accuracy"),
+    loss=causal_loss,
+    read=read,
+    facts=facts,
+    write_facts=write_facts,
+    encode=encode,
+    make_model=make_model,
+    inputs=inputs,
+    outputs=outputs,
+    score=score,
+)

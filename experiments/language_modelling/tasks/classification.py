@@ -10,9 +10,8 @@ from flax import linen as nn
 from experiments.harness.runs.sources import kind_of, read_fields
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.examples import snippets
+from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
 from experiments.language_modelling.tasks.rows import (
-    Encoded,
-    Scored,
     inputs,
     row_tokenizer,
     rows_of,
@@ -24,12 +23,9 @@ from jaxformer.text.data import read_lines
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import classification_loss
 
-__all__ = ["inputs", "write_facts"]
-
-SCORES = ("validation_accuracy",)
-_FIELDS = ("label", "text"), ("label", "premise", "hypothesis")
+_TEXT_FIELDS = "label", "text"
+_PAIR_FIELDS = "label", "premise", "hypothesis"
 _HEADER = {"label", "text", "sentence", "sentence1", "sentence2", "premise", "hypothesis"}
-loss = classification_loss
 
 
 def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
@@ -39,7 +35,7 @@ def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
     of records (.jsonl, .parquet) has these fields. Raises `DataError` naming the first line without
     one of them, and as `read_lines` does.
     """
-    names = _FIELDS[config.task.kind == "pairs"]
+    names = _PAIR_FIELDS if config.task.kind == "pairs" else _TEXT_FIELDS
     if kind_of(path) in ("json lines", "parquet"):
         rows: list[Sequence[str]] = list(read_fields(path, names))
     else:
@@ -113,3 +109,18 @@ def score(
     sources = [" / ".join(texts) for _, *texts in text.items]
     table: dict[str, Any] = {"source": sources, "model": best, "reference": right}
     return Scored({"accuracy": accuracy}, table)
+
+
+CLASSIFICATION = FinetuneTask(
+    scores=("validation_accuracy",),
+    loss=classification_loss,
+    read=read,
+    facts=facts,
+    write_facts=write_facts,
+    encode=encode,
+    make_model=make_model,
+    inputs=inputs,
+    outputs=outputs,
+    score=score,
+    built_in=built_in,
+)

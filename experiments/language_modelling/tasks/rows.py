@@ -1,10 +1,10 @@
-"""What the tasks share: the model below a head, and texts as rows of ids."""
+"""Texts as rows of ids for the models of several tasks."""
 
 import contextlib
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,24 +17,6 @@ from jaxformer.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
-
-
-class Encoded(NamedTuple):
-    """Examples as ids, and what is needed to score what a model says of them."""
-
-    items: Sequence[Any]
-    """The examples as they were read."""
-    examples: Any
-    """All rows in one batch."""
-    notes: Any = None
-    """Of spans: the question and the places of each row."""
-
-
-class Scored(NamedTuple):
-    """The scores of a text, the main one first, and a table of its examples."""
-
-    scores: dict[str, float]
-    table: Mapping[str, Sequence[str]]
 
 
 def write_facts(folder: Path, facts: Any) -> None:

@@ -8,9 +8,8 @@ import numpy as np
 from flax import linen as nn
 
 from experiments.language_modelling.finetune_presets import FinetuneConfig
+from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
 from experiments.language_modelling.tasks.rows import (
-    Encoded,
-    Scored,
     inputs,
     row_tokenizer,
     rows_of,
@@ -27,11 +26,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import SpanPredictor
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import span_loss
-
-__all__ = ["inputs", "write_facts"]
-
-SCORES = ("validation_f1", "validation_exact")
-loss = span_loss
 
 
 class Windows(NamedTuple):
@@ -61,13 +55,13 @@ def facts(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Any
     return []
 
 
-def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Any = ()) -> SpanPredictor:
+def make_model(config: FinetuneConfig, backbone: nn.Module, facts: Any) -> SpanPredictor:
     """A model on `backbone` that finds answers."""
     return SpanPredictor(backbone)
 
 
 def encode(
-    config: FinetuneConfig, tokenizer: Tokenizer, items: Sequence[Question], facts: Any = ()
+    config: FinetuneConfig, tokenizer: Tokenizer, items: Sequence[Question], facts: Any
 ) -> Encoded:
     """Rows of ids; neighbouring windows of a context share `task.doc_stride` tokens.
 
@@ -104,7 +98,7 @@ def outputs(model: Any) -> Callable[[Any, Any], Any]:
     return lambda params, batch: model.apply({"params": params}, *inputs(batch))
 
 
-def score(config: FinetuneConfig, logits: np.ndarray, text: Encoded, labels: Any = ()) -> Scored:
+def score(config: FinetuneConfig, logits: np.ndarray, text: Encoded, facts: Any) -> Scored:
     """F1 and exact match of the answers."""
     unanswerable = any(not each.answers for each in text.items)
     answers = best_answers(logits, text, config.task.max_answer_tokens, may_be_none=unanswerable)
@@ -127,3 +121,17 @@ def _label(question: Question, places: np.ndarray) -> tuple[int, int]:
     if not len(inside) or places[inside[0], 0] > start or places[inside[-1], 1] < end:
         return NO_ANSWER, NO_ANSWER
     return int(inside[0]), int(inside[-1])
+
+
+SPANS = FinetuneTask(
+    scores=("validation_f1", "validation_exact"),
+    loss=span_loss,
+    read=read,
+    facts=facts,
+    write_facts=write_facts,
+    encode=encode,
+    make_model=make_model,
+    inputs=inputs,
+    outputs=outputs,
+    score=score,
+)

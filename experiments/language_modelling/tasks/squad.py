@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments.language_modelling.tasks.rows import Encoded
+from experiments.language_modelling.tasks.finetune_task import Encoded
 from jaxformer.errors import DataError
 
 NO_ANSWER = 0

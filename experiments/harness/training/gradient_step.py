@@ -1,6 +1,6 @@
-"""The first state and the compiled step of a run."""
+"""The step of a run by the gradient of a loss, and the first state that it takes."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,7 +8,9 @@ import jax
 from jax.tree_util import Partial
 
 from experiments.harness.training import build, parameters
-from jaxformer.distributed import CompiledStep, Strategy
+from experiments.harness.training.experiment_config import ExperimentConfig
+from experiments.harness.training.task import InitAndStep
+from jaxformer.distributed import Strategy
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.ops.masks import AnyArray
 from jaxformer.training import lora
@@ -16,9 +18,9 @@ from jaxformer.training.losses import Loss
 from jaxformer.training.train_step import TrainState, init_train_state
 
 
-def init_and_step(
-    config: Any, model: Any, loss: Loss, inputs: Sequence[AnyArray], devices: Strategy
-) -> tuple[Callable[[], TrainState], CompiledStep]:
+def gradient_step(
+    config: ExperimentConfig, model: Any, loss: Loss, inputs: Sequence[AnyArray], devices: Strategy
+) -> InitAndStep:
     """The function that makes the first state of a run, and its compiled step.
 
     The step takes the gradient of the summed `loss`, divides it by the number of tokens and updates
