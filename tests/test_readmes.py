@@ -131,7 +131,7 @@ ELSEWHERE = {
     *("fn", "jacfwd", "linearize", "null", "srun"),  # of JAX, JSON and Slurm
     *("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"),  # of PyTorch
     *("after_attention", "after_cross_attention", "after_feed_forward"),  # a tap's, as it runs
-    *("validation_NAME", "validation_custom_loss"),  # a metric's
+    *("validation_NAME", "validation_a", "validation_custom_loss"),  # a metric's
     "my_parts",  # a reader's
 }
 """Names in pages that stand nowhere in our code."""

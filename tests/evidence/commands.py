@@ -128,9 +128,11 @@ REMOVED: Mapping[str, Any] = {
 ADDED: Mapping[str, Any] = {
     "completion.max_length": None,
     "completion.min_length": 0,
+    "data.document_id": None,
     "data.lowercase": False,
     "data.source_len": 0,
     "data.target_len": 0,
+    "data.validation_tokens": 0,
     "distributed": False,
     "language": "",
     "model.attention.norm_over_heads": False,
