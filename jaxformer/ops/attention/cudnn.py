@@ -6,7 +6,6 @@ private: where a version of JAX does not have it, `gpu_flash` or `blockwise` com
 
 import contextlib
 import inspect
-import math
 from importlib import import_module
 from typing import Any, Literal
 
@@ -21,11 +20,12 @@ from jaxformer.ops.attention.kernel import (
     AMPERE,
     AttentionSpec,
     DeviceInfo,
+    Divided,
     Kernel,
+    on_mesh,
     unsupported,
 )
 from jaxformer.ops.masks import AttentionMask
-from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
 _private: Any = None
 with contextlib.suppress(ImportError):
@@ -58,17 +58,25 @@ def attend(
         k, v = (jnp.take_along_axis(x, order, axis=1) for x in (k, v))
         # At least one key, so that every softmax is finite.
         lengths = jnp.maximum(real.sum(1, dtype=jnp.int32), 1)
-    out = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        None if bias is None else bias.astype(q.dtype),
-        scale=scale,
-        is_causal=mask.causal,
-        key_value_seq_lengths=lengths,
-        local_window_size=None if mask.window is None else (mask.window - 1, 0),
-        implementation=_IMPLEMENTATION,
-    )
+    bias = None if bias is None else bias.astype(q.dtype)
+
+    def by_cudnn(q: Array, k: Array, v: Array, bias: Array | None, lengths: Array | None) -> Array:
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            bias,
+            scale=scale,
+            is_causal=mask.causal,
+            key_value_seq_lengths=lengths,
+            local_window_size=None if mask.window is None else (mask.window - 1, 0),
+            implementation=_IMPLEMENTATION,
+        )
+
+    # JAX divides its call of cuDNN itself, but fails inside a `jax.shard_map` over other axes.
+    spec = AttentionSpec.create(q, k, v, mask, bias)
+    axes = *[Divided()] * 3, Divided(heads=1), Divided(heads=None)
+    out = on_mesh(by_cudnn, spec, axes)(q, k, v, bias, lengths)
     return out if real is None else jnp.where(real.any(1)[:, None, None, None], out, 0)
 
 
@@ -82,7 +90,7 @@ def _attend_in_documents(
     is_packed &= jnp.array_equal(queries, keys)
     kind = _private.MaskType.PADDING_CAUSAL if mask.causal else _private.MaskType.PADDING
 
-    def packed(q: Array, k: Array, v: Array) -> Array:
+    def packed(q: Array, k: Array, v: Array, starts: Array, lengths: Array) -> Array:
         offsets = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
         return _private.dot_product_attention(
             q,
@@ -96,14 +104,19 @@ def _attend_in_documents(
             mask_type=kind,
         )
 
+    spec = AttentionSpec.create(q, k, v, mask, **options)
+    axes = *[Divided()] * 3, *[Divided(heads=None)] * 2
+
+    def by_cudnn(q: Array, k: Array, v: Array) -> Array:
+        return on_mesh(packed, spec, axes)(q, k, v, starts, lengths)
+
     @jax.checkpoint  # keeps nothing for a backward pass that hardly ever comes
     def other(q: Array, k: Array, v: Array) -> Array:
-        spec = AttentionSpec.create(q, k, v, mask, **options)
         if gpu_flash.reasons(spec, DeviceInfo.current()):
             return blockwise(q, k, v, mask, scale=scale, **options)
         return gpu_flash.compute(q, k, v, mask, scale=scale, **options)
 
-    return jax.lax.cond(is_packed, packed, other, q, k, v)
+    return jax.lax.cond(is_packed, by_cudnn, other, q, k, v)
 
 
 def documents(
@@ -167,8 +180,6 @@ def _reasons_for_documents(spec: AttentionSpec, is_hopper: bool) -> list[str]:
         reasons.append("does not support segments with a window, a bias or padding_mask")
     if spec.queries != spec.keys or spec.queries < 2 * _LEAST_MEAN:
         reasons.append(f"supports segments only for T = S of {2 * _LEAST_MEAN} or more")
-    if math.prod(partitioned(HEAD_AXES).values()) > 1:
-        reasons.append("does not divide calls with segments along tensor and sequence")
     return reasons
 
 

@@ -28,9 +28,11 @@ from jaxformer.ops.attention.kernel import (
     PADDING,
     AttentionSpec,
     DeviceInfo,
+    Divided,
     Kernel,
     on_mesh,
     pad,
+    part_of_device,
     row_words,
     segments_of,
     unsupported,
@@ -371,8 +373,9 @@ def _compute(
     q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, **options: Any
 ) -> Array:
     spec, device = AttentionSpec.create(q, k, v, mask, **options), DeviceInfo.current()
-    plan = make_plan(spec, scale, interpret=device.platform != "gpu")
-    attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
+    plan = make_plan(part_of_device(spec), scale, interpret=device.platform != "gpu")
+    axes = *[Divided()] * 3, Divided(heads=None), Divided(rows=1)
+    attend = on_mesh(partial(_attend, plan), spec, axes)
     words = row_words(options["dropout"], spec)
     words = None if words is None else pad(words, 3, plan.queries)
     q, k, v = (pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
