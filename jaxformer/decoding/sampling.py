@@ -34,6 +34,7 @@ from jaxformer.decoding.logits_processors import (
 from jaxformer.decoding.settings import SamplingConfig
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.ops.dropout import hash_elements, key_words
+from jaxformer.ops.partitioning import whole_rows
 
 # With a larger top_k, or top_p alone, the whole vocabulary is sorted.
 _FEW = 64
@@ -260,7 +261,10 @@ def _draw(
         return jnp.argmax(likely(scaled()) + _gumbel(words, tokens), axis=1).astype(jnp.int32)
 
     def from_best(count: int) -> Int[Array, " B"]:
-        ranked, tokens = top_k(scaled(), count)
+        relative = scaled()
+        if count == size:
+            relative = whole_rows(relative)
+        ranked, tokens = top_k(relative, count)
         ranks = jnp.arange(count)[None]
         ranked = jnp.where((top_k_ == 0) | (ranks < top_k_), ranked, -jnp.inf)
         shares = jax.nn.softmax(ranked, axis=1)

@@ -7,7 +7,6 @@ beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by b
 
 import json
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -16,10 +15,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax.core import Tracer
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Learned, TransformerConfig
 from jaxformer.ops.masks import AnyArray, AttentionMask
+from jaxformer.ops.row_writes import write_rows
 
 
 class LayerCache(struct.PyTreeNode):
@@ -72,16 +73,25 @@ class LayerCache(struct.PyTreeNode):
             x = _pad(x, 2, self.slots)
             return x.reshape(x.shape[0], -1, *x.shape[3:])
 
-        stored = LayerCache.create(to_slots(keys), to_slots(values))
+        new = LayerCache.create(to_slots(keys), to_slots(values))
         start: Any = position * self.slots
-        update = jax.lax.dynamic_update_slice_in_dim
-        write_key, write_value = partial(update, axis=-1), partial(update, axis=-2)
-        if jnp.ndim(start) and self.groups[0] == 1:
+        if jnp.ndim(start) and self.groups[0] > 1:
+            key, value = write_rows(self.key, self.value, new.key, new.value, start)
+            return self.replace(key=key, value=value)
+        if jnp.ndim(start):
             start = start[0]
-        elif jnp.ndim(start):
-            write_key, write_value = jax.vmap(write_key), jax.vmap(write_value)
-        key = write_key(self.key, stored.key, start)
-        return self.replace(key=key, value=write_value(self.value, stored.value, start))
+        update = jax.lax.dynamic_update_slice_in_dim
+        key = update(self.key, new.key, start, axis=-1)
+        return self.replace(key=key, value=update(self.value, new.value, start, axis=-2))
+
+    def specs(self, sentences: str | None, heads: str | None) -> "LayerCache":
+        """The `PartitionSpec` of each array, with B and K divided along these mesh axes."""
+        entries = [
+            axis for axis, size in zip((sentences, heads), self.groups, strict=True) if size > 1
+        ]
+        leading = [None] * (self.key.ndim - 2 - len(entries))
+        spec: Any = PartitionSpec(*leading, *entries)
+        return self.replace(key=spec, value=spec)
 
     def take_rows(self, rows: Int[AnyArray, " K"]) -> "LayerCache":
         """The K sentences `rows`; the arrays may have further axes at their beginnings."""

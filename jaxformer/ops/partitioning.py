@@ -38,6 +38,31 @@ def partitioned(axes: tuple[str, ...] = POSITION_AXES) -> dict[str, int]:
     return {axis: mesh.shape[axis] for axis in axes if axis in mesh.auto_axes}
 
 
+def axis_that_divides(name: str, size: int) -> str | None:
+    """The mesh axis `name`, where XLA partitions along it in several parts of `size`; else None.
+
+    >>> axis_that_divides("data", 6) is None  # without a mesh
+    True
+    """
+    parts = partitioned((name,)).get(name, 1)
+    return name if parts > 1 and size % parts == 0 else None
+
+
+def whole_rows(x: Float[Array, "B V"]) -> Float[Array, "B V"]:
+    """Logits `x` with all columns of a row on one device; "data" divides the rows where it can.
+
+    For what goes along a row, such as a sum up to each column: of divided columns XLA for a GPU
+    computes it in a loop with a pass for each.
+
+    >>> whole_rows(jnp.ones((2, 3))).shape
+    (2, 3)
+    """
+    if math.prod(partitioned(("data", "tensor")).values()) == 1:
+        return x
+    spec = PartitionSpec(axis_that_divides("data", len(x)), None)
+    return jax.lax.with_sharding_constraint(x, spec)
+
+
 def divide_positions(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """The output `x` of a sub-layer, each device with its own positions.
 

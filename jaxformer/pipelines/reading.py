@@ -21,6 +21,7 @@ from jaxformer.decoding import (
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import next_power_of_two
+from jaxformer.pipelines.placement import divide_texts, placed
 
 # The tokens of a prompt that are read together, and those that are left where they begin to pay.
 _WIDTHS = {1024: 768, 256: 192, 64: 48, 16: 0}
@@ -58,7 +59,8 @@ def read_prompts(
     Called for one part of the contexts after the other; those of earlier parts are kept. `start`
     is None for the first part, whose place is known while tracing: flash attention reads it.
     """
-    cache: Any = take_rows(state.cache, rows)
+    new, tokens = divide_texts((new, tokens), len(rows))
+    cache: Any = divide_texts(take_rows(state.cache, rows), len(rows))
     if start is None:  # what an earlier text has left is masked, but NaN would not be
         cache = jax.tree.map(jnp.zeros_like, cache)
     cache = cache.truncate(0 if start is None else start)
@@ -67,7 +69,7 @@ def read_prompts(
     cache, rng = cache.truncate(new.context), jax.random.key(new.seed)
     static: Any = {"eos": eos, "logits_processors": logits_processors}
     begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, **static)
-    return put_rows(state, rows, begun)
+    return placed(put_rows(state, rows, begun))
 
 
 def begin_rows(

@@ -9,11 +9,9 @@ from typing import Any, Generic, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.distributed import Strategy, strategy_of
-from jaxformer.distributed.mesh import global_array
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecodingModel
 from jaxformer.nn.rounded_parameters import rounded_matrices
@@ -21,6 +19,7 @@ from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import compile_piece, make_step_fn
 from jaxformer.pipelines.ensemble import Ensemble
+from jaxformer.pipelines.placement import placed, shardings
 from jaxformer.runtime import concurrently
 from jaxformer.training.parameters import flatten, map_with_path
 
@@ -56,8 +55,10 @@ class Search(Generic[_Text]):
         more: Callable[..., Any],
     ) -> None:
         self.model, self.params, self.devices = model, params, strategy_of(params)
-        self.rows: int = num_rows(count, most, self.devices.mesh.shape["data"])
-        self.entering: int = max(1, self.rows // 8)
+        parts = self.devices.mesh.shape["data"]
+        self.rows: int = num_rows(count, most, parts)
+        # Of texts that enter together each part reads as many.
+        self.entering: int = max(1, self.rows // 8 // parts) * parts
         begin = partial(begin, rows=self.rows)
         self.state: Any = empty_state(self.devices, self.rows, begin, params)
         numbers = np.int32(0), np.int32(0)
@@ -153,7 +154,7 @@ def search_more(
 ) -> Any:
     """`more` (`sample_more` or `beam_more`) by a model, after the rows of `stop` have stopped."""
     state = state.replace(stopped=state.stopped | stop)
-    return more(make_step_fn(model, params), state, n, ended)
+    return placed(more(make_step_fn(model, params), state, n, ended))
 
 
 def prepare(model: Any, params: Any) -> tuple[Any, Any]:
@@ -208,25 +209,26 @@ def _unstacked(model: Any) -> Any:
 
 def state_shapes(devices: Strategy, rows: int, begin: Callable[..., Any], params: Any) -> Any:
     """The state that `begin(params=params)` returns, as `jax.ShapeDtypeStruct` with shardings."""
-    parts = devices.mesh.shape["data"]
-
-    def placed(leaf: jax.ShapeDtypeStruct) -> Any:
-        if devices.mesh.size == 1:
-            return leaf
-        divided = leaf.ndim > 0 and leaf.shape[0] == rows and rows % parts == 0
-        spec = PartitionSpec("data") if divided else PartitionSpec()
-        return leaf.update(sharding=NamedSharding(devices.mesh, spec))
-
-    return jax.tree.map(placed, jax.eval_shape(lambda params: begin(params=params), params))
+    shapes = jax.eval_shape(lambda params: begin(params=params), params)
+    if devices.mesh.size == 1:
+        return shapes
+    return jax.tree.map(
+        lambda leaf, sharding: leaf.update(sharding=sharding),
+        shapes,
+        shardings(devices, shapes, rows),
+    )
 
 
 def empty_state(devices: Strategy, rows: int, begin: Callable[..., Any], params: Any) -> Any:
     """The state that `begin(params=params)` returns with zeros, of rows that have stopped."""
-
-    def filled(value: int, leaf: jax.ShapeDtypeStruct) -> Any:
-        array = np.full(leaf.shape, value, leaf.dtype)
-        return array if devices.mesh.size == 1 else global_array(array, leaf.sharding)
-
     shapes = state_shapes(devices, rows, begin, params)
-    state = jax.tree.map(partial(filled, 0), shapes)
-    return state.replace(stopped=filled(1, shapes.stopped))
+
+    def filled(numbers: Any) -> Any:
+        state = jax.tree.map(lambda leaf: numbers.zeros(leaf.shape, leaf.dtype), shapes)
+        return state.replace(stopped=numbers.ones(rows, bool))
+
+    if devices.mesh.size == 1:
+        return filled(np)
+    # Each device makes its own part.
+    where = jax.tree.map(lambda leaf: leaf.sharding, shapes)
+    return jax.jit(lambda: filled(jnp), out_shardings=where)()

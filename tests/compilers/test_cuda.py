@@ -28,6 +28,7 @@ from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import auto_attention, gpu_flash
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
+from jaxformer.ops.partitioning import divide_heads
 from jaxformer.pipelines.reading import begin_rows
 from jaxformer.pipelines.rows import lay_out, search_more
 from jaxformer.pipelines.sentences import begin_sentences
@@ -65,6 +66,69 @@ def test_a_sharded_step_compiles_with_flash_attention_in_each_layer(h100s, axes)
     program, used = compiled_step(sharded(mesh), 8, rows, config=DROPOUT)
     assert used == {"gpu_flash"}
     assert counts(program)["triton"] == 3 * CONFIG.num_decoder_layers
+
+
+@pytest.mark.parametrize("axes", ["data=4,tensor=2", "data=2,fsdp=2,sequence=2"])
+def test_a_step_without_dropout_compiles_with_cudnn_on_a_mesh_with_several_axes(h100s, axes):
+    mesh = make_mesh(axes, h100s(8))
+    rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+    config = replace(CONFIG, num_decoder_layers=1)
+    program, used = compiled_step(sharded(mesh), 8, rows, config=config, documents=False)
+    assert used == {"cudnn"}
+    assert counts(program)["cudnn"] == 2  # forward and backward
+
+
+MESHES = [
+    *("data=4,fsdp=2", "data=4,tensor=2", "data=4,sequence=2"),
+    *("fsdp=4,tensor=2", "fsdp=4,sequence=2", "sequence=4,tensor=2"),
+    *("data=2,fsdp=2,tensor=2", "data=2,fsdp=2,sequence=2"),
+    *("data=2,sequence=2,tensor=2", "fsdp=2,sequence=2,tensor=2"),
+]
+
+
+@pytest.mark.parametrize("axes", MESHES)
+def test_cudnn_computes_calls_of_all_families_on_every_mesh(h100s, axes):
+    """A decoder's, one on packed documents, an encoder's, and cross-attention, in 8 rows."""
+    mesh = make_mesh(axes, h100s(8))
+    parts = mesh.shape["data"] * mesh.shape["fsdp"]
+    rows = PartitionSpec(("data", "fsdp"))
+    size, attention = 128, Recorded()
+
+    def loss(q, other, real, segments):
+        documents = {"query_segments": segments, "key_segments": segments}
+        calls = [
+            (q, AttentionMask(causal=True)),
+            (q, AttentionMask(causal=True, **documents)),
+            (q, AttentionMask(padding_mask=real[:, :size])),
+            (other, AttentionMask(padding_mask=real)),
+        ]
+        outs = [attention(*divide_heads(q, k, k), mask, scale=0.1) for k, mask in calls]
+        return sum(jnp.sum(out.astype(jnp.float32)) for out in outs)
+
+    def leaf(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, rows))
+
+    arrays = (
+        leaf(jnp.bfloat16, 8, size, 8, 64),
+        leaf(jnp.bfloat16, 8, 2 * size, 8, 64),
+        leaf(jnp.bool_, 8, 2 * size),
+        leaf(jnp.int32, 8, size),
+    )
+
+    @partial(
+        jax.shard_map,
+        in_specs=rows,
+        out_specs=rows,
+        axis_names={"data", "fsdp"},
+        check_vma=False,
+    )
+    def gradient(*arrays):
+        return jax.grad(loss, (0, 1))(*arrays)
+
+    with jax.set_mesh(mesh):
+        program = jax.jit(gradient).lower(*arrays).compile()
+    assert {(name, spec.batch) for name, spec in attention.calls} == {("cudnn", 8 // parts)}
+    assert counts(program)["cudnn"] == 4 * 2
 
 
 def test_heads_of_256_have_cudnn_on_a_hopper_that_is_not_here(h100s):

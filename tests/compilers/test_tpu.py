@@ -10,13 +10,18 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from jaxformer import DecoderOnly, SearchConfig, beam_search, make_step_fn
+from experiments.harness.planning.hlo import Program
+from jaxformer import DecoderOnly, SamplingConfig, SearchConfig, beam_search, make_step_fn
+from jaxformer.decoding import sample_more
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.remat import REMAT
 from jaxformer.ops.dense import add_bias
+from jaxformer.pipelines.reading import begin_rows
+from jaxformer.pipelines.rows import search_more, state_shapes
 from tests.compilers.conftest import CONFIG, compiled_step, counts
 from tests.hlo import collectives
 
@@ -100,6 +105,36 @@ def test_beam_search_of_a_model_divided_over_four_chips_moves_no_parameter(tpu_d
     largest = max(leaf.size for leaf in jax.tree.leaves(params)) // 4
     moved = {each.size for each in collectives(program)}
     assert moved and max(moved) < largest
+
+
+@pytest.mark.parametrize("rows", [8, 40])
+def test_rows_at_positions_of_their_own_are_written_without_a_loop_over_them(tpu_devices, rows):
+    """Texts that entered one after the other, on four chips that have two heads of keys each."""
+    mesh = make_mesh("tensor=4", tpu_devices("v6e:2x2"))
+    config = replace(CONFIG, vocab_size=4096, max_len=1024, d_model=512, d_ff=1024, num_heads=8)
+    model = DecoderOnly(config)
+    devices = sharded(mesh).for_model(model)
+    prompt = jnp.zeros((2, 3), jnp.int32)
+    params = devices.abstract(lambda: model.init(jax.random.key(0), prompt)["params"])
+    sampling = SamplingConfig(max_new_tokens=1024)
+    begin = partial(begin_rows, model, rows=rows, config=sampling, cache_length=1024)
+    state = state_shapes(devices, rows, begin, params)
+    for leaf in jax.tree.leaves(state.cache.layers):
+        assert leaf.sharding.shard_shape(leaf.shape)[1] == leaf.shape[1] // 4
+    stop, number = np.zeros(rows, bool), np.int32(1)
+    with devices.active():
+        lowered = search_more.lower(model, params, state, stop, number, number, more=sample_more)
+        compiled = lowered.compile()
+    program = Program(compiled.as_text() or "")
+    loops = [run for run in program.executed if run.instruction.opcode == "while"]
+    assert len(loops) == 1, "the loop over tokens"
+    writes = [run for run in program.executed if "write_rows" in run.instruction.op_name]
+    kernels = [run for run in writes if run.instruction.target == "tpu_custom_call"]
+    assert len(kernels) == config.num_decoder_layers
+    # Devices exchange the best of each, but to sort all logits: then each gets whole rows, once.
+    part = rows * config.vocab_size // 4
+    large = [each for each in collectives(compiled) if each.in_loop and each.size >= part]
+    assert [each.kind for each in large] == ["all-gather"] and large[0].dtype == "f32"
 
 
 def test_a_scanned_step_of_32_layers_compiles_as_fast_as_one_of_4(tpu_devices):

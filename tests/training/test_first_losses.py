@@ -27,10 +27,9 @@ PRESETS = {name: preset for name, preset in ALL.items() if not preset.init_from}
 ROWS, LENGTH, VOCAB = 3, 13, 31
 
 
-def measured(preset):
-    """A digest of all paths and shapes, the loss with dropout, and the norm of the gradient."""
-    config = preset.model
-    small = replace(
+def small_config(config):
+    """`config` with small sizes."""
+    return replace(
         config,
         vocab_size=VOCAB,
         source_vocab_size=None,
@@ -41,6 +40,11 @@ def measured(preset):
         num_decoder_layers=min(config.num_decoder_layers, 2),
         max_len=LENGTH + 1,
     )
+
+
+def measured(preset):
+    """A digest of all paths and shapes, the loss with dropout, and the norm of the gradient."""
+    small = small_config(preset.model)
     ids = np.random.default_rng(5).integers(4, VOCAB, (ROWS, LENGTH), np.int32)
     ids[1, -4:] = jf.PAD
     if small.num_encoder_layers and small.num_decoder_layers:

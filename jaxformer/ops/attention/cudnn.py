@@ -1,12 +1,11 @@
 """cuDNN's flash attention on NVIDIA GPUs, through `jax.nn.dot_product_attention`.
 
 That function has no argument for packed documents. The one that it calls has, but its name is
-private: where a version of JAX does not have it, `gpu_flash` computes them.
+private: where a version of JAX does not have it, `gpu_flash` or `blockwise` computes them.
 """
 
 import contextlib
 import inspect
-import math
 from importlib import import_module
 from typing import Any, Literal
 
@@ -15,16 +14,18 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Int
 
+from jaxformer.ops.attention.blockwise import blockwise
 from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import (
     AMPERE,
     AttentionSpec,
     DeviceInfo,
+    Divided,
     Kernel,
+    on_mesh,
     unsupported,
 )
 from jaxformer.ops.masks import AttentionMask
-from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
 _private: Any = None
 with contextlib.suppress(ImportError):
@@ -37,7 +38,7 @@ _takes_documents = hasattr(_private, "MaskType") and _ARGUMENTS <= set(
 _IMPLEMENTATION: Literal["cudnn", "xla"] = "cudnn"  # "xla" takes the same arguments on all devices
 _HOPPER = (9, 0)
 _LEAST_MEAN = 64
-"""Tokens of a document on average, in each row: with shorter ones `gpu_flash` computes a call.
+"""Tokens of a document on average, in each row: with shorter ones another kernel computes a call.
 cuDNN keeps T numbers for each head and possible document for the backward pass."""
 
 
@@ -57,31 +58,39 @@ def attend(
         k, v = (jnp.take_along_axis(x, order, axis=1) for x in (k, v))
         # At least one key, so that every softmax is finite.
         lengths = jnp.maximum(real.sum(1, dtype=jnp.int32), 1)
-    out = jax.nn.dot_product_attention(
-        q,
-        k,
-        v,
-        None if bias is None else bias.astype(q.dtype),
-        scale=scale,
-        is_causal=mask.causal,
-        key_value_seq_lengths=lengths,
-        local_window_size=None if mask.window is None else (mask.window - 1, 0),
-        implementation=_IMPLEMENTATION,
-    )
+    bias = None if bias is None else bias.astype(q.dtype)
+
+    def by_cudnn(q: Array, k: Array, v: Array, bias: Array | None, lengths: Array | None) -> Array:
+        return jax.nn.dot_product_attention(
+            q,
+            k,
+            v,
+            bias,
+            scale=scale,
+            is_causal=mask.causal,
+            key_value_seq_lengths=lengths,
+            local_window_size=None if mask.window is None else (mask.window - 1, 0),
+            implementation=_IMPLEMENTATION,
+        )
+
+    # JAX divides its call of cuDNN itself, but fails inside a `jax.shard_map` over other axes.
+    spec = AttentionSpec.create(q, k, v, mask, bias)
+    axes = *[Divided()] * 3, Divided(heads=1), Divided(heads=None)
+    out = on_mesh(by_cudnn, spec, axes)(q, k, v, bias, lengths)
     return out if real is None else jnp.where(real.any(1)[:, None, None, None], out, 0)
 
 
 def _attend_in_documents(
     q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, **options: Any
 ) -> Array:
-    """Attention within documents; by `gpu_flash` where cuDNN cannot tell them apart."""
+    """Attention within documents; by another kernel where cuDNN cannot tell them apart."""
     segments: Any = mask.query_segments, mask.key_segments
     queries, keys = map(jnp.asarray, segments)
     starts, lengths, is_packed = documents(queries, q.shape[1] // _LEAST_MEAN)
     is_packed &= jnp.array_equal(queries, keys)
     kind = _private.MaskType.PADDING_CAUSAL if mask.causal else _private.MaskType.PADDING
 
-    def packed(q: Array, k: Array, v: Array) -> Array:
+    def packed(q: Array, k: Array, v: Array, starts: Array, lengths: Array) -> Array:
         offsets = jnp.pad(starts, ((0, 0), (0, 1)), constant_values=-1)
         return _private.dot_product_attention(
             q,
@@ -95,11 +104,19 @@ def _attend_in_documents(
             mask_type=kind,
         )
 
+    spec = AttentionSpec.create(q, k, v, mask, **options)
+    axes = *[Divided()] * 3, *[Divided(heads=None)] * 2
+
+    def by_cudnn(q: Array, k: Array, v: Array) -> Array:
+        return on_mesh(packed, spec, axes)(q, k, v, starts, lengths)
+
     @jax.checkpoint  # keeps nothing for a backward pass that hardly ever comes
     def other(q: Array, k: Array, v: Array) -> Array:
+        if gpu_flash.reasons(spec, DeviceInfo.current()):
+            return blockwise(q, k, v, mask, scale=scale, **options)
         return gpu_flash.compute(q, k, v, mask, scale=scale, **options)
 
-    return jax.lax.cond(is_packed, packed, other, q, k, v)
+    return jax.lax.cond(is_packed, by_cudnn, other, q, k, v)
 
 
 def documents(
@@ -131,7 +148,7 @@ def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
         reasons.append(f"needs values as large as keys, not {sizes}")
     is_hopper = (device.capability or ()) >= _HOPPER
     if spec.segments:
-        reasons += _reasons_for_documents(spec, device, is_hopper)
+        reasons += _reasons_for_documents(spec, is_hopper)
     most = 256 if is_hopper else 128
     if spec.key_size > most or spec.key_size % 8:
         reasons.append(
@@ -155,7 +172,7 @@ def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     return reasons
 
 
-def _reasons_for_documents(spec: AttentionSpec, device: DeviceInfo, is_hopper: bool) -> list[str]:
+def _reasons_for_documents(spec: AttentionSpec, is_hopper: bool) -> list[str]:
     reasons = []
     if not (_takes_documents and is_hopper):
         reasons.append("supports segments only on Hopper GPUs and later, with a JAX that has them")
@@ -163,10 +180,7 @@ def _reasons_for_documents(spec: AttentionSpec, device: DeviceInfo, is_hopper: b
         reasons.append("does not support segments with a window, a bias or padding_mask")
     if spec.queries != spec.keys or spec.queries < 2 * _LEAST_MEAN:
         reasons.append(f"supports segments only for T = S of {2 * _LEAST_MEAN} or more")
-    if math.prod(partitioned(HEAD_AXES).values()) > 1:
-        reasons.append("does not divide calls with segments along tensor and sequence")
-    why_not = gpu_flash.why_not(spec, device)  # which computes a call of many short documents
-    return reasons + ([f"leaves segments to gpu_flash, which {why_not}"] if why_not else [])
+    return reasons
 
 
 cudnn: Kernel = Kernel("cudnn", attend, _reasons, DeviceInfo("gpu", "", AMPERE))
@@ -174,5 +188,6 @@ cudnn: Kernel = Kernel("cudnn", attend, _reasons, DeviceInfo("gpu", "", AMPERE))
 
 cuDNN gets the attributes of the mask. It never gets a matrix, which it would add as a bias [T, S].
 A bias is rounded to the dtype of the queries. Where segments are not runs of 64 tokens on average,
-`gpu_flash` computes the call; which of the two is decided by the batch, not by its shape.
+`gpu_flash` computes the call, or `blockwise` where that cannot; the batch decides which of the two
+runs, not its shape.
 """

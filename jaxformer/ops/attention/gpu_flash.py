@@ -2,7 +2,8 @@
 
 It exists for what others lack: JAX's function of cuDNN packed documents, dropout and float32;
 tokamax 0.0.17 dropout and float32 backward in its Mosaic kernels (those on Triton read masks [T, S]
-from memory), and GPUs before Hopper. JAX 0.12 warns that Pallas' Triton backend will be removed.
+from memory), and GPUs before Hopper. JAX 0.12 warns that Pallas' Triton backend will be removed:
+only a compiled call imports it, and without it another function computes attention.
 
 A kernel takes one long block of queries and visits short blocks of keys, or the reverse. It
 computes the weights of each pair of blocks and does not store them.
@@ -10,6 +11,7 @@ computes the weights of each pair of blocks and does not store them.
 
 from dataclasses import dataclass
 from functools import partial, reduce
+from importlib import import_module
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +20,6 @@ import numpy as np
 from jax import Array
 from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 from jaxtyping import Int32
 
 from jaxformer.ops.attention.kernel import (
@@ -27,9 +28,11 @@ from jaxformer.ops.attention.kernel import (
     PADDING,
     AttentionSpec,
     DeviceInfo,
+    Divided,
     Kernel,
     on_mesh,
     pad,
+    part_of_device,
     row_words,
     segments_of,
     unsupported,
@@ -37,6 +40,7 @@ from jaxformer.ops.attention.kernel import (
 from jaxformer.ops.dropout import keep_columns
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
+_BACKEND = "jax.experimental.pallas.triton"
 _LOG2_E = 1.4426950408889634
 
 
@@ -250,9 +254,22 @@ def _call_kernel(
         out_specs=list(specs),
         out_shape=list(shapes),
         interpret=plan.interpret,
-        compiler_params=triton.CompilerParams(num_warps=8, num_stages=2),
+        compiler_params=None if plan.interpret else _compiler_params(),
         name=f"gpu_flash{kernel.__name__}",
     )(inputs)
+
+
+def _compiler_params() -> Any:
+    return import_module(_BACKEND).CompilerParams(num_warps=8, num_stages=2)
+
+
+def _has_backend() -> bool:
+    """Whether this JAX has Pallas' Triton backend."""
+    try:
+        import_module(_BACKEND)
+    except ImportError:
+        return False
+    return True
 
 
 def _output_like(x: Any, size: int) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
@@ -356,8 +373,9 @@ def _compute(
     q: Array, k: Array, v: Array, mask: AttentionMask, *, scale: float, **options: Any
 ) -> Array:
     spec, device = AttentionSpec.create(q, k, v, mask, **options), DeviceInfo.current()
-    plan = make_plan(spec, scale, interpret=device.platform != "gpu")
-    attend = on_mesh(partial(_attend, plan), spec, (2, 2, 2, None, 2), 2)
+    plan = make_plan(part_of_device(spec), scale, interpret=device.platform != "gpu")
+    axes = *[Divided()] * 3, Divided(heads=None), Divided(rows=1)
+    attend = on_mesh(partial(_attend, plan), spec, axes)
     words = row_words(options["dropout"], spec)
     words = None if words is None else pad(words, 3, plan.queries)
     q, k, v = (pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
@@ -367,9 +385,14 @@ def _compute(
 
 
 def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
-    sizes = f"supports a head_dim of at most 128, not {spec.key_size} and {spec.value_size}"
-    fits, dtypes = max(spec.key_size, spec.value_size) <= 128, ("bfloat16", "float16", "float32")
-    return unsupported(spec, dtypes, ("explicit", "bias", "softcap")) + ([] if fits else [sizes])
+    dtypes = "bfloat16", "float16", "float32"
+    reasons = unsupported(spec, dtypes, ("explicit", "bias", "softcap"))
+    if max(spec.key_size, spec.value_size) > 128:
+        sizes = f"{spec.key_size} and {spec.value_size}"
+        reasons.append(f"supports a head_dim of at most 128, not {sizes}")
+    if not _has_backend():
+        reasons.append(f"needs Pallas' Triton backend, but JAX {jax.__version__} has none")
+    return reasons
 
 
 gpu_flash: Kernel = Kernel(

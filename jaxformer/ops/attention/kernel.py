@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,9 @@ from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 FLASH_RESIDUALS = "flash_attention"
 """The `checkpoint_name` of what a flash attention keeps for its backward pass besides its inputs:
 the result and the logarithm of each row's sum."""
+
+ROW_AXES = ("data",)
+"""The mesh axes that divide the rows of a call outside of a strategy's step."""
 
 AMPERE = (8, 0)
 """The compute capability of NVIDIA's Ampere generation."""
@@ -178,31 +181,70 @@ class AttentionSpec:
         return " ".join(words)
 
 
+class Divided(NamedTuple):
+    """The axes of an array that the devices of a mesh divide; `heads` None: it has no heads."""
+
+    rows: int = 0
+    heads: int | None = 2
+
+
 def on_mesh(
-    attend: Callable[..., Array], spec: AttentionSpec, heads: Sequence[int | None], out: int
+    attend: Callable[..., Array], spec: AttentionSpec, arguments: Sequence[Divided]
 ) -> Callable[..., Array]:
     """`attend`, mapped over the devices of the current mesh.
 
-    XLA does not divide a Pallas call, so `jax.shard_map` does. If the mesh axes "tensor" and
-    "sequence" divide the number of heads, each device computes its own heads. `heads` is the axis
-    of the heads in each argument (None: it has none), `out` that in the result.
+    XLA does not divide a call of a kernel, so `jax.shard_map` does: each device computes its part
+    of the call (`part_of_device`). `arguments` are the axes of each argument, or of all arrays of
+    one that is a tree; an array without rows, or with one for all, is whole on each device.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    axes = tuple(partitioned(HEAD_AXES))
-    if not axes or mesh.size == 1:
+    if not mesh.auto_axes or mesh.size == 1:
         return attend
-    divided = heads_per_device(spec) != (spec.heads, spec.kv_heads)
+    part = part_of_device(spec)
+    row_axes = ROW_AXES if part.batch < spec.batch else None
+    head_axes = tuple(partitioned(HEAD_AXES)) if part.heads < spec.heads else None
 
-    def part(axis: int | None) -> PartitionSpec:
-        if axis is None or not divided:
-            return PartitionSpec()
-        return PartitionSpec(*[None] * axis, axes)
+    def divide(shape: tuple[int, ...], axes: Divided) -> PartitionSpec:
+        entries: list[Any] = [None] * len(shape)
+        if axes.rows < len(shape) and shape[axes.rows] == spec.batch:
+            entries[axes.rows] = row_axes
+        if axes.heads is not None:
+            entries[axes.heads] = head_axes
+        return PartitionSpec(*entries)
 
-    specs = tuple(map(part, heads))
-    auto = {*mesh.auto_axes}  # the strategy has already mapped over the other axes
-    return jax.shard_map(
-        attend, in_specs=specs, out_specs=part(out), axis_names=auto, check_vma=False
+    def mapped(*given: Any) -> Array:
+        in_specs = tuple(
+            jax.tree.map(lambda leaf, axes=axes: divide(leaf.shape, axes), argument)
+            for argument, axes in zip(given, arguments, strict=True)
+        )
+        out_shape = spec.batch, spec.queries, spec.heads, spec.value_size
+        return jax.shard_map(
+            attend,
+            in_specs=in_specs,
+            out_specs=divide(out_shape, Divided()),
+            axis_names={*mesh.auto_axes},
+            check_vma=False,
+        )(*given)
+
+    return mapped
+
+
+def part_of_device(spec: AttentionSpec) -> AttentionSpec:
+    """The part of a call that each device of the current mesh computes.
+
+    "data" divides the rows and "tensor" and "sequence" the heads, where they divide their number.
+    Over axes that a program has mapped over itself, as the step of a strategy has over "data", the
+    call is divided already.
+    """
+    row_parts, head_parts = (
+        math.prod(partitioned(axes).values()) for axes in (ROW_AXES, HEAD_AXES)
     )
+    if spec.batch % row_parts == 0:
+        spec = replace(spec, batch=spec.batch // row_parts)
+    if spec.heads % head_parts == spec.kv_heads % head_parts == 0:
+        heads, kv_heads = spec.heads // head_parts, spec.kv_heads // head_parts
+        spec = replace(spec, heads=heads, kv_heads=kv_heads)
+    return spec
 
 
 PADDING = np.iinfo(np.int32).min
@@ -234,14 +276,6 @@ def row_words(dropout: DropoutMask | None, spec: AttentionSpec) -> UInt32[Array,
 def pad(x: Array, axis: int, size: int) -> Array:
     """`x` with zeros at the end of `axis` until it has `size`."""
     return jnp.pad(x, [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
-
-
-def heads_per_device(spec: AttentionSpec) -> tuple[int, int]:
-    """The heads of queries and of keys that each device of the current mesh computes."""
-    parts = math.prod(partitioned().values())
-    if spec.heads % parts or spec.kv_heads % parts:
-        return spec.heads, spec.kv_heads
-    return spec.heads // parts, spec.kv_heads // parts
 
 
 @dataclass(frozen=True)

@@ -13,10 +13,11 @@ from jaxformer.ops.attention.kernel import (
     FLASH_RESIDUALS,
     AttentionSpec,
     DeviceInfo,
+    Divided,
     Kernel,
-    heads_per_device,
     on_mesh,
     pad,
+    part_of_device,
     row_words,
     segments_of,
     unsupported,
@@ -32,8 +33,8 @@ _PADDED_FROM = 512  # at most a fifth of a longer one is padding
 def plan_of(
     spec: AttentionSpec, device: DeviceInfo, scale: float, interpret: bool = False
 ) -> Tiling:
-    """The plan of a call, with the largest blocks for which the chip has memory."""
-    heads, kv_heads = heads_per_device(spec)
+    """The plan of a device's part of a call, with the largest blocks that its memory can hold."""
+    spec = part_of_device(spec)
     for most in _BLOCKS:
         (queries, block_q), (keys, block_k) = (
             _blocks(length, most) for length in (spec.queries, spec.keys)
@@ -42,8 +43,8 @@ def plan_of(
             spec,
             queries=queries,
             keys=keys,
-            heads=heads,
-            kv_heads=kv_heads,
+            heads=spec.heads,
+            kv_heads=spec.kv_heads,
             head_dim=_head_lanes(max(spec.key_size, spec.value_size)),
             block_q=block_q,
             block_k=block_k,
@@ -81,7 +82,8 @@ def _compute(
 ) -> Array:
     spec, device = AttentionSpec.create(q, k, v, mask, **options), DeviceInfo.current()
     plan = plan_of(spec, device, scale, interpret=device.platform != "tpu")
-    attend = on_mesh(partial(_attend_padded, plan), spec, (2, 2, 2, None, 2), 2)
+    axes = *[Divided()] * 3, Divided(heads=None), Divided(rows=1)
+    attend = on_mesh(partial(_attend_padded, plan), spec, axes)
     segments = segments_of(mask, spec) if spec.segments or spec.padding_mask else None
     return attend(q, k, v, segments, row_words(options["dropout"], spec))
 

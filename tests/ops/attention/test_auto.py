@@ -75,11 +75,6 @@ UNSUPPORTED = {
         (replace(SPEC, segments=True), AMPERE, "Hopper GPUs and later, with a JAX that has them"),
         (replace(SPEC, segments=True, window=9), HOPPER, "with a window, a bias or padding_mask"),
         (replace(CROSS, segments=True), HOPPER, "supports segments only for T = S of 128 or more"),
-        (
-            replace(SPEC, segments=True, key_size=256, value_size=256),
-            HOPPER,
-            "which supports a head_dim of at most 128, not 256 and 256",
-        ),
         (replace(SPEC, explicit=True), HOPPER, "such as that of a prefix LM"),
         (replace(SPEC, offset=3), HOPPER, "supports causal masks only for T = S and offset=0"),
         (replace(SPEC, keys=512), HOPPER, "supports causal masks only for T = S and offset=0"),

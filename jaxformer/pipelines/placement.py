@@ -1,0 +1,54 @@
+"""How the devices of a mesh share the state of a search, and the texts that enter it."""
+
+from typing import Any
+
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
+from jaxformer.distributed import Strategy
+from jaxformer.nn.cache import LayerCache
+from jaxformer.ops.partitioning import axis_that_divides
+
+
+def state_specs(state: Any, rows: int) -> Any:
+    """The `PartitionSpec` of each array of a search's `state`, on the mesh that is set.
+
+    "data" divides the rows, and "tensor" the heads of keys and values, where they divide their
+    number.
+    """
+    sentences = axis_that_divides("data", rows)
+
+    def spec(leaf: Any) -> Any:
+        if isinstance(leaf, LayerCache):
+            return leaf.specs(sentences, axis_that_divides("tensor", leaf.groups[1]))
+        has_rows = leaf.ndim > 0 and leaf.shape[0] == rows
+        return PartitionSpec(sentences) if has_rows and sentences else PartitionSpec()
+
+    return jax.tree.map(spec, state, is_leaf=lambda leaf: isinstance(leaf, LayerCache))
+
+
+def shardings(devices: Strategy, state: Any, rows: int) -> Any:
+    """The sharding of each array of a search's `state` on `devices`."""
+    with devices.active():
+        specs = state_specs(state, rows)
+    return jax.tree.map(lambda spec: NamedSharding(devices.mesh, spec), specs)
+
+
+def divide_texts(texts: Any, count: int) -> Any:
+    """The arrays of `count` texts within a compiled piece, divided as those of a state.
+
+    Without it each device reads all texts.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return texts
+    return jax.lax.with_sharding_constraint(texts, state_specs(texts, count))
+
+
+def placed(state: Any) -> Any:
+    """`state` within a compiled piece, divided as it was when the search began.
+
+    Without it XLA chooses, and the next piece is compiled once more for what it chose.
+    """
+    if jax.sharding.get_abstract_mesh().empty:
+        return state
+    return jax.lax.with_sharding_constraint(state, state_specs(state, len(state.stopped)))
