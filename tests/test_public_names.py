@@ -66,5 +66,5 @@ def test_an_unknown_name_is_refused_by_name():
 )
 def test_what_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match=rf"{name} is needed.*jaxformer\[{extra}\]"):
+    with pytest.raises(MissingExtra, match=rf"{name} is needed.*the extra '{extra}'"):
         optional_dependencies.load(name)

@@ -1,14 +1,16 @@
 """The command `plan` with a TPU's own compiler."""
 
 import re
+from pathlib import Path
 
 import pytest
 
-from experiments import plan, registry, results
+from experiments import plan, registry
 from experiments.harness import cli, planning
 from experiments.harness.planning.counting import work
 from experiments.harness.planning.flash_kernels import seen_pairs
 from experiments.harness.planning.targets import TPUS
+from tests.evidence import records
 
 pytestmark = pytest.mark.compiler
 
@@ -79,7 +81,7 @@ def test_the_step_of_gpt2_has_the_cycles_of_its_record_within_half_a_percent(tpu
     step = next(run.programs)
     specs = [call.spec for call in step.attention]
     cycles = planning.step_time(step.program, "v5e", specs).cycles
-    lines = results.read(results.ROOT / "benchmarks" / results.FILE)
+    lines = records.read(Path("experiments/benchmarks") / records.FILE)
     (known,) = (
         line.score
         for line in lines
