@@ -116,9 +116,7 @@ def _nats(
     logits: jax.Array, labels: jax.Array, label_smoothing: float, z_loss: float
 ) -> tuple[jax.Array, jax.Array]:
     """The cross-entropy [...] of `logits` [..., V] in nats, and their logsumexp [...]; float32."""
-    # A label that is none is V, whose logit is NaN; -1 would be the last class.
-    places = jnp.minimum(labels.astype(jnp.uint32), logits.shape[-1])[..., None]
-    label = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
+    label = _logits_of_labels(logits, labels)
     logits = logits.astype(jnp.float32)
     normalizer = logsumexp(logits)
     nats = normalizer - (1.0 - label_smoothing) * label.astype(jnp.float32)
@@ -127,6 +125,18 @@ def _nats(
     if z_loss:
         nats += z_loss * jnp.square(normalizer)
     return nats, normalizer
+
+
+def _logits_of_labels(logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """The logit [...] of each label in `logits` [..., V]; NaN for a label that is none."""
+    classes = logits.shape[-1]
+    places = jnp.minimum(labels.astype(jnp.uint32), classes)  # -1 would be the last class
+    if len([size for size in partitioned().values() if size > 1]) < 2:
+        return jnp.take_along_axis(logits, places[..., None], axis=-1)[..., 0]
+    # XLA ends the process where it partitions a gather along both "sequence" and "tensor".
+    every_class = jax.lax.broadcasted_iota(jnp.uint32, logits.shape, logits.ndim - 1)
+    label = jnp.sum(jnp.where(places[..., None] == every_class, logits, 0), axis=-1)
+    return jnp.where(places < classes, label, jnp.nan)
 
 
 def logsumexp(logits: Float[Array, "*shape V"]) -> Float[Array, "*shape"]:

@@ -95,6 +95,7 @@ LAYOUTS = {
     "translator": ("one", "replicated", "partitioned"),
     "writer": ("one", "gathered_at_use", "odd_length"),
     "scanned_reader": ("one", "sequence", "sequence_and_tensor"),
+    "whole_logits": ("one", "sequence_and_tensor"),
 }
 MESHES = {
     "odd_length": "data=2,fsdp=2,sequence=2",
@@ -136,6 +137,7 @@ CASES = {
         causal_loss(SCANNED_READER, loss_chunk=5),
         partial(texts, length=12),
     ),
+    "whole_logits": (SCANNED_READER, causal_loss(SCANNED_READER), partial(texts, length=12)),
 }
 
 
