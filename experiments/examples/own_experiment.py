@@ -124,7 +124,7 @@ def train(
     config = training.with_values(config, **values)
     with training.open_run(EXPERIMENT, config, ("validation_loss",), loggers) as run:
         display.say(f"sequences of {LENGTH} digits")
-        model = training.build_model(run.config, device_checks=run.device_checks)
+        model = training.build_model(run.config, contact=run.contact)
         task = training.Task(
             model=model,
             make_step=make_step,
