@@ -3,18 +3,16 @@
 Nobody changes their folders: the workers of a session share them.
 """
 
-import importlib
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from experiments.examples import own_experiment
 from experiments.language_modelling import train as language_modelling
 from experiments.translation import train as translation
 from tests.experiments import tiny_runs
-from tests.experiments.copied_experiment import write_copy
 from tests.experiments.trained_runs import Trained, trained_once
-from tests.made_once import made_once
 
 
 @pytest.fixture(scope="session")
@@ -36,19 +34,24 @@ def masked_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Trai
 
 
 @pytest.fixture(scope="session")
-def reverse(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Any:
-    """The module of the copied experiment."""
-    folder = made_once(tmp_path_factory, "copied_experiment", write_copy, worker_id)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(folder)
-        yield importlib.import_module("reverse.train")
-
-
-@pytest.fixture(scope="session")
-def reverse_run(reverse: Any, tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Trained:
-    """A run of the copied experiment."""
+def reverse_run(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Trained:
+    """A short run of the experiment that stands by itself."""
 
     def finished_reverse(folder: Path) -> Any:
-        return tiny_runs.changed(reverse.PRESETS["reverse"], runs=str(folder / "runs"))
+        return tiny_runs.changed(
+            own_experiment.PRESETS["reverse"],
+            model__d_model=16,
+            model__d_ff=22,
+            model__num_heads=2,
+            model__num_decoder_layers=1,
+            data__batch_size=13,
+            optimizer__warmup_steps=2,
+            optimizer__total_steps=7,
+            training__log_every=1,
+            training__save_every=3,
+            training__evaluate_every=3,
+            training__average_checkpoints=2,
+            runs=str(folder / "runs"),
+        )
 
-    return trained_once(tmp_path_factory, worker_id, reverse, finished_reverse)
+    return trained_once(tmp_path_factory, worker_id, own_experiment, finished_reverse)

@@ -1,4 +1,4 @@
-"""The promises of every experiment, also of one whose `train.py` is a copy of another."""
+"""The promises of every experiment, also of the one in the examples."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""A copied experiment is swept, compared and named like those that are here.
+"""The experiment that stands by itself is swept, planned and named like the others.
 
 What it promises of its runs is in test_contract.py.
 """
@@ -8,15 +8,19 @@ from pathlib import Path
 import pytest
 
 from experiments import plan, registry, runs, sweep
+from experiments.examples import own_experiment
 from experiments.harness.runs.run_folder import read_result
 from jaxformer.errors import ConfigError
 from tests.experiments.commands import call
-from tests.experiments.copied_experiment import LINES
+from tests.experiments.tiny_runs import changed
+
+PATH = "experiments.examples.own_experiment"
 
 
 @pytest.mark.long
-def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, tmp_path, capsys):
-    words = ["reverse.train", "--runs", str(tmp_path), "--name", "seeds", "--seeds", "2"]
+def test_it_is_swept_and_compared_by_its_module(reverse_run, tmp_path, capsys):
+    words = [PATH, "--config", str(reverse_run.folder), "--runs", str(tmp_path)]
+    words += ["--name", "seeds", "--seeds", "2"]
     words += ["--training.log_every", "0", "--training.evaluate_every", "0"]
     sweep.main(words)
     said = capsys.readouterr().out
@@ -28,9 +32,8 @@ def test_a_copied_experiment_is_swept_and_compared_by_its_module(reverse, tmp_pa
 
 
 @pytest.mark.long
-def test_a_copied_experiment_is_planned_and_shown_on_a_page_by_its_path(reverse_run, tmp_path):
-    assert LINES <= 120
-    words = ["reverse.train", "--target", "v5e", "--strategy", "single"]
+def test_it_is_planned_and_shown_on_a_page_by_its_path(reverse_run, tmp_path):
+    words = [PATH, "--config", str(reverse_run.folder), "--target", "v5e", "--strategy", "single"]
     done = call(plan, words)
     assert done.code == 0, done.err
     assert "a step of 130 tokens on 1 x v5e" in done.out and "JAX may use on v5e: fits" in done.out
@@ -38,12 +41,12 @@ def test_a_copied_experiment_is_planned_and_shown_on_a_page_by_its_path(reverse_
     words = ["page", str(reverse_run.folder), "--output", str(page)]
     runs.main(words)
     assert "sequence and its reverse" not in page.read_text()
-    runs.main([*words, "--experiment", "reverse.train"])
+    runs.main([*words, "--experiment", PATH])
     assert "sequence and its reverse" in page.read_text()
 
 
-def test_an_experiment_is_found_by_its_path_and_an_unknown_one_is_refused(reverse):
-    assert registry.find("reverse.train") is reverse
+def test_an_experiment_is_found_by_its_path_and_an_unknown_one_is_refused():
+    assert registry.find(PATH) is own_experiment
     assert registry.find("translation").EXPERIMENT == "translation"
     with pytest.raises(ConfigError, match="experiment='forward' is unknown: give translation, lan"):
         registry.find("forward")
@@ -53,3 +56,11 @@ def test_an_experiment_is_found_by_its_path_and_an_unknown_one_is_refused(revers
         registry.find("experiments.runs")
     with pytest.raises(ConfigError, match="has no `planned`: define it, a PlannedTraining"):
         registry.planned("finetuning")
+
+
+@pytest.mark.long
+def test_it_learns_to_reverse(tmp_path):
+    preset = next(iter(own_experiment.PRESETS.values()))
+    config = changed(preset, runs=str(tmp_path), training__evaluate_every=0)
+    result = own_experiment.train(config)
+    assert result.scores["loss"] < 0.1, "a guess is worth log 7 = 1.95"

@@ -1,0 +1,187 @@
+"""An experiment of its own, to copy: `python -m experiments.examples.own_experiment`.
+
+A GPT learns to write a sequence of digits in reverse. Only what is its own is here: data, model,
+loss, evaluation, score, and what `plan` and a page show of it. The harness does the rest: options,
+resuming, checkpoints, devices, logs, sweeps. Change the data, the loss, `evaluate`, `score` and the
+name in `EXPERIMENT`.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from flax import linen as nn
+
+from experiments.harness import cli, training
+from experiments.harness.cli import display
+from experiments.harness.planning import PlannedTraining
+from experiments.harness.results.pages import Contents
+from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.run_folder import TrainResult, read_result
+from experiments.harness.training.flops import causal_flops
+from experiments.harness.training.held_out_loss import loss_sums
+from experiments.language_modelling.presets import (
+    DataConfig,
+    LanguageConfig,
+    OptimizerConfig,
+    TrainingConfig,
+)
+from jaxformer.config import TransformerConfig
+from jaxformer.distributed import Strategy, single
+from jaxformer.pretrained import Loaded
+from jaxformer.text.data import StreamBatch
+from jaxformer.training.losses import causal_loss
+
+EXPERIMENT = "reverse"
+"""The runs are in RUNS/reverse/NAME."""
+
+DIGITS, LENGTH, SEPARATOR = 7, 5, 7
+"""The digits 0 to 6, how many a sequence has, and the id between it and its reverse."""
+
+PRESETS = {
+    "reverse": LanguageConfig(
+        name="reverse",
+        model=TransformerConfig(
+            vocab_size=DIGITS + 1,
+            d_model=64,
+            d_ff=128,
+            num_heads=4,
+            num_decoder_layers=2,
+            max_len=2 * LENGTH + 1,
+            dropout_rate=0.0,
+        ),
+        data=DataConfig(batch_size=64, seq_len=2 * LENGTH + 1),
+        optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=20, total_steps=400),
+        training=TrainingConfig(evaluate_every=100, save_every=100, average_checkpoints=1),
+    )
+}
+"""The first is the default; options of the command line change its fields."""
+
+
+class Sequences(NamedTuple):
+    """Batches of random sequences, each followed by a separator and itself in reverse.
+
+    A batch is a function of (seed, step), so a resumed run sees the batches of one that was never
+    stopped. `rows` selects the rows that a process computes. `fingerprint` tells other data apart:
+    a run is not resumed with it.
+    """
+
+    batch_size: int
+    seed: int
+    steps_per_epoch: int = 100
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of all that decides the batches."""
+        return hashlib.sha256(repr((self, DIGITS, LENGTH)).encode()).hexdigest()
+
+    def batch(
+        self, step: int, rows: Callable[[int], np.ndarray] = lambda size: np.arange(size)
+    ) -> StreamBatch:
+        """The batch of `step`; only the reversed half counts."""
+        rng = np.random.default_rng([self.seed, step])
+        forward = rng.integers(0, DIGITS, (self.batch_size, LENGTH))
+        middle = np.full((self.batch_size, 1), SEPARATOR)
+        tokens = np.concatenate([forward, middle, forward[:, ::-1]], axis=1).astype(np.int32)
+        counts = np.broadcast_to(np.arange(2 * LENGTH) >= LENGTH, (self.batch_size, 2 * LENGTH))
+        example_ids = np.arange(self.batch_size, dtype=np.int32)
+        selected = rows(self.batch_size)
+        return StreamBatch(tokens[selected], counts[selected], example_ids[selected])
+
+
+def held_out(config: LanguageConfig) -> Sequences:
+    """Other sequences than those of training, the same for every seed: scores are comparable."""
+    return Sequences(config.data.batch_size, seed=1_000_003)
+
+
+def main(config: LanguageConfig) -> None:
+    """The command."""
+    train(config)
+
+
+def make_step(
+    config: LanguageConfig, model: nn.Module, batch: Any, devices: Strategy
+) -> training.InitAndStep:
+    """The function that makes the first state, and the compiled step on batches like `batch`.
+
+    The loss is `causal_loss`, or the one that --training.loss names.
+    """
+    loss = training.build_loss(config.training, causal_loss)(model)
+    return training.gradient_step(config, model, loss, (batch.tokens[:, :-1],), devices)
+
+
+def train(
+    config: LanguageConfig,
+    *,
+    loggers: Iterable[Logger] = (),
+    make_step: training.MakeStep = make_step,
+    **values: Any,
+) -> TrainResult:
+    """Trains from the newest checkpoint, and scores the result; returns the folder and scores."""
+    config = training.with_values(config, **values)
+    with training.open_run(EXPERIMENT, config, ("validation_loss",), loggers) as run:
+        display.say(f"sequences of {LENGTH} digits")
+        model = training.build_model(run.config, contact=run.contact)
+        task = training.Task(
+            model=model,
+            make_step=make_step,
+            batches=Sequences(run.config.data.batch_size, run.config.training.seed),
+            evaluate=partial(evaluate, model),
+            cost=cost,
+        )
+        run, step, state = training.start(run, task)
+        training.fit(run, step, state, task)
+        score(model, run, training.choose_weights(run, task))
+    return read_result(run.folder)
+
+
+def cost(run: training.OpenRun, batch: StreamBatch) -> training.Cost:
+    """The positions and the FLOPs of a step on `batch`."""
+    rows, length = batch.loss_mask.shape
+    return training.Cost(rows * length, causal_flops(run.config.model, rows, length))
+
+
+def evaluate(
+    model: nn.Module, run: training.OpenRun, params: Any, step: int
+) -> training.EvaluationResult:
+    """The loss of held-out sequences in nats per digit."""
+    loaded = Loaded(model, params, config=run.config)
+    batches = map(held_out(run.config).batch, range(3))
+    sums = loss_sums(causal_loss, loaded, batches)
+    return training.EvaluationResult({"validation_loss": sums["loss"] / sums["tokens"]})
+
+
+def score(model: nn.Module, run: training.OpenRun, params: Any) -> None:
+    """Writes the scores of the final weights, and the digest of the text they were computed on."""
+    loss = evaluate(model, run, params, 0).scores["validation_loss"]
+    digest = held_out(run.config).fingerprint
+    run.write_scores({"text": "validation", "text_sha256": digest, "loss": loss})
+    display.say(f"loss {loss:.4f} nats per digit of the reverse")
+
+
+planned = PlannedTraining(
+    prepare=lambda config: config,
+    batch=lambda config: held_out(config).batch(0),
+    build_model=training.build_model,
+    make_step=make_step,
+    cost=lambda config: training.Cost(
+        config.data.batch_size * 2 * LENGTH,
+        causal_flops(config.model, config.data.batch_size, 2 * LENGTH),
+    ),
+    others=lambda *_: {},
+)
+"""What `python -m experiments.plan experiments.examples.own_experiment` compiles."""
+
+
+def page_contents(folder: Path, options: Any, texts: Sequence[str] = ()) -> Contents:
+    """What a page shows besides scores and curves: the weights, and two sequences."""
+    params = options.weights.read(single())
+    tokens = Sequences(2, 0).batch(0).tokens.tolist()
+    return Contents(params, [], {"sequence and its reverse": list(map(str, tokens))})
+
+
+if __name__ == "__main__":
+    cli.start(main, PRESETS, __doc__, experiment=EXPERIMENT)
