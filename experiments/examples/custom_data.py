@@ -66,8 +66,8 @@ class GrainBatches:
         if any(element is None for element in elements):
             raise DataError("grain filters an element of the batch: filter before the data set")
         batch = StreamBatch.create(np.stack(elements), vocab_size=self._vocab_size)
-        return StreamBatch(*(x if x is None else x[: len(numbers)] for x in batch))._replace(
-            example_ids=numbers.astype(np.int32)
+        return StreamBatch(
+            batch.tokens[: len(numbers)], batch.loss_mask[: len(numbers)], numbers.astype(np.int32)
         )
 
 

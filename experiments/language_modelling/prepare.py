@@ -351,11 +351,12 @@ def _write(
     path = folder / "data" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # written again when everything else is
-    how = {"how": _how(config, part), "tokenizer": tokenizer_digest(folder)}
+    digest = tokenizer_digest(folder)
+    how = {"how": _how(config, part), "tokenizer": digest}
     if isinstance(part, IdPart):
         Record(path).write(how | _note_of_ids(part, load_tokenizer(folder), name, cache))
     else:
-        _encode(config, path.parent, name, part, load_tokenizer(folder), how["tokenizer"], cache)
+        _encode(config, path.parent, name, part, load_tokenizer(folder), digest, cache)
         Record(path).write(how | corpus.metadata_of(part, cache)._asdict())
 
 

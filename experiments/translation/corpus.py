@@ -73,8 +73,12 @@ def open_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
 
 def _with_calls(config: DataConfig, cache: TextCache) -> DataConfig:
     """`config` with a file in place of each function of the user's own, which is called here."""
-    named = {part: getattr(config, part) for part in ("train", "validation", "test")}
-    return replace(config, **{part: _called_once(files, cache) for part, files in named.items()})
+    return replace(
+        config,
+        train=_called_once(config.train, cache),
+        validation=_called_once(config.validation, cache),
+        test=_called_once(config.test, cache),
+    )
 
 
 def _called_once(files: Files, cache: TextCache) -> Files:

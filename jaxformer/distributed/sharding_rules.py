@@ -109,8 +109,11 @@ def loss_specs(
     """{"path/of/leaf": the `PartitionSpec` of the parameter within a loss}, from its `specs`.
 
     It stays divided along "tensor", where that divides its heads, features or vocabulary by `rules`
-    or by `paths`, and is whole along all other axes.
+    or by `paths`, and is whole along all other axes. Without `axes`, as for arrays whose model is
+    not known, it stays divided along "tensor" as its spec says.
     """
+    if axes is None:
+        return {path: _along_tensor(spec) for path, spec in specs.items()}
     kept = {}
     for path, leaf in flatten(params).items():
         parameter = axes_of(path, leaf, axes)
@@ -123,6 +126,11 @@ def loss_specs(
             entries.append("tensor" if stays else None)
         kept[path] = PartitionSpec(*entries)
     return kept
+
+
+def _along_tensor(spec: PartitionSpec) -> PartitionSpec:
+    """`spec` with nothing but what is divided along "tensor"."""
+    return PartitionSpec(*("tensor" if "tensor" in mesh_axes((x,)) else None for x in spec))
 
 
 def mesh_axes(spec: Iterable[Any]) -> tuple[str, ...]:

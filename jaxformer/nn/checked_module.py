@@ -22,7 +22,7 @@ class CheckedModule(nn.Module):
     """
 
     def __post_init__(self) -> None:
-        check_fields(self, _checked_fields(type(self)))
+        check_fields(self, _checked_fields(type(self)))  # type: ignore[arg-type]
         super().__post_init__()
 
 

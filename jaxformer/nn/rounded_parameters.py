@@ -133,8 +133,8 @@ class _Reads:
         branches = equation.params.get("branches")
         if name == "cond" and branches is not None:
             self.note(inputs[0], None)
-            results = [self.follow(branch.jaxpr, inputs[1:]) for branch in branches]
-            return [Paths().union(*each) for each in zip(*results, strict=True)]
+            of_branches = [self.follow(branch.jaxpr, inputs[1:]) for branch in branches]
+            return [Paths().union(*each) for each in zip(*of_branches, strict=True)]
         for part in equation.params.values():
             jaxpr = part.jaxpr if isinstance(part, ClosedJaxpr) else part
             if isinstance(jaxpr, Jaxpr) and len(jaxpr.invars) == len(inputs):

@@ -68,7 +68,8 @@ def _write_tiles(
 
 @_write_tiles.defjvp
 def _write_tiles_jvp(primals: Any, tangents: Any) -> Any:
-    return _write_tiles(*primals), write_plainly(*tangents[:-1], primals[-1])
+    key, value, new_key, new_value, _ = tangents
+    return _write_tiles(*primals), write_plainly(key, value, new_key, new_value, primals[-1])
 
 
 def _on_mesh(rows: int, heads: int) -> Callable[..., tuple[Array, Array]]:

@@ -84,7 +84,7 @@ class Loaded:
         for kind in kinds:
             value = next((x for x in given if isinstance(x, kind)), None)
             if value is None:
-                value = self._default(kind)
+                value = self._default(kind)  # type: ignore[assignment]
             changed = {name: x for name, x in changes.items() if kind_of[name] is kind}
             chosen.append(replace(value, **changed))
         return chosen

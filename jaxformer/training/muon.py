@@ -27,7 +27,7 @@ _EPS = 1e-8
 class MuonState(NamedTuple):
     """The number of updates done, and the momentum."""
 
-    count: Int[Array, ""]
+    count: Int[Array, ""]  # type: ignore[assignment]  # also a method of tuples, as in optax
     mu: Params
 
 

@@ -2,12 +2,13 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 import pytest
 from jax.sharding import PartitionSpec
 
 from jaxformer.distributed import RULES, partition_specs
-from jaxformer.distributed.sharding_rules import inherited_specs
+from jaxformer.distributed.sharding_rules import inherited_specs, loss_specs
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes
 from jaxformer.training.train_step import init_train_state
@@ -80,3 +81,11 @@ def test_a_dimension_that_does_not_divide_is_refused_except_of_the_vocabulary():
 def test_a_spec_that_cannot_be_followed_is_refused(spec, message):
     with pytest.raises(ConfigError, match=message):
         partition_specs({"up": {"kernel": jnp.ones((10, 14))}}, SIZES, paths={"up": spec})
+
+
+def test_within_a_loss_arrays_of_an_unknown_model_stay_divided_along_tensor_alone():
+    params = {"key": {"kernel": np.ones((6, 2, 10))}, "norm": {"scale": np.ones(6)}}
+    specs = {"key/kernel": P(("fsdp", "tensor"), None, "sequence"), "norm/scale": P()}
+    kept = loss_specs(params, specs)
+    assert tuple(kept["key/kernel"]) == ("tensor", None, None)
+    assert tuple(kept["norm/scale"]) == ()

@@ -69,7 +69,7 @@ def take_schedules() -> dict[str, Schedule]:
     The compiler schedules only one of several equal kernels. {} where libtpu writes none.
     """
     asked = re.search(rf"--xla_jf_dump_to=(\S*{_FOLDER}\S*)", os.environ.get(_VARIABLE, ""))
-    schedules = {}
+    schedules: dict[str, Schedule] = {}
     for path in sorted(Path(asked[1]).iterdir()) if asked else ():
         name = re.search(rf"-([^-]*tpu_flash_[^-]*)-\d+-{_FILES}\.txt$", path.name)
         if name:

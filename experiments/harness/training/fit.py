@@ -113,7 +113,8 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         step = progress.announce(step)
         if number and evaluates():  # the process ended between saving and evaluating
             stopping = evaluated(is_saved=True)
-        stop, known = False, {}  # what env.json has of the first contact with the devices
+        stop = False
+        known: dict[str, Any] = {}  # what env.json has of the first contact with the devices
         loader = stack.enter_context(
             closing(Prefetched(batch_of, number, total, training.prefetch))
         )

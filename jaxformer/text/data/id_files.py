@@ -24,7 +24,10 @@ from jaxformer.errors import DataError
 
 _HEADER_BYTES = 256 * 4
 _NUMPY = b"\x93NUMPY"
-_KINDS = {(20240520, 1): np.dtype("<u2"), (20240801, 7): np.dtype("<u4")}
+_KINDS: dict[tuple[int, int], np.dtype] = {
+    (20240520, 1): np.dtype("<u2"),
+    (20240801, 7): np.dtype("<u4"),
+}
 """The type of the ids in a file with llm.c's header, by magic number and version."""
 _VERSIONS = dict(_KINDS.keys())
 _QUESTIONS = 20240522

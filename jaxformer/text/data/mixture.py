@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from fractions import Fraction
+from functools import partial
 from math import ceil, gcd, lcm
 from typing import Any, Protocol
 
@@ -105,7 +106,7 @@ class Mixture:
             for source_step in np.unique(steps).tolist():
                 of_step = steps == source_step
                 source_rows = inside[of_step] % self.batch_size
-                parts.append(source.batch(source_step, lambda _, rows=source_rows: rows))
+                parts.append(source.batch(source_step, partial(_chosen_rows, source_rows)))
                 order.append(chosen[of_step])
         back = np.argsort(np.concatenate(order))[: len(selected)]
         leaves = (_in_order(leaf, back) for leaf in zip(*parts, strict=True))
@@ -129,6 +130,11 @@ class Mixture:
             name: int(count) / source.rows_per_epoch
             for (name, source), count in zip(self.sources.items(), counts, strict=True)
         }
+
+
+def _chosen_rows(chosen: np.ndarray, rows: int) -> np.ndarray:
+    """The rows `chosen` of a batch, whatever its number of `rows`."""
+    return chosen
 
 
 def _in_order(leaves: tuple[Any, ...], order: np.ndarray) -> np.ndarray | None:
