@@ -8,8 +8,8 @@ Each is given by its name on the command line, or to `train` from Python:
     --data.batches experiments.examples.custom_data:from_grain
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -45,6 +45,14 @@ def overfit(config: Any, prepared: Any) -> Batches:
     return Repeated(prepared.batches, 2)
 
 
+class Elements(Protocol):
+    """What is read of a grain `MapDataset`: its length, and the element of a number."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int, /) -> Any: ...
+
+
 class GrainBatches:
     """Batches of a grain `MapDataset` whose elements are rows of `seq_len` + 1 ids.
 
@@ -54,7 +62,7 @@ class GrainBatches:
     element.
     """
 
-    def __init__(self, dataset: Sequence[Any], batch_size: int, *, vocab_size: int, identity: str):
+    def __init__(self, dataset: Elements, batch_size: int, *, vocab_size: int, identity: str):
         self._dataset, self._batch_size, self._vocab_size = dataset, batch_size, vocab_size
         self.steps_per_epoch = -(-len(dataset) // batch_size)
         self.fingerprint = f"grain: {identity}, {len(dataset)} rows, {batch_size} in a batch"

@@ -82,11 +82,11 @@ class Loaded:
             )
         chosen = []
         for kind in kinds:
-            value = next((x for x in given if isinstance(x, kind)), None)
-            if value is None:
-                value = self._default(kind)  # type: ignore[assignment]
+            setting = next((x for x in given if isinstance(x, kind)), None)
+            if setting is None:
+                setting = self._default(kind)
             changed = {name: x for name, x in changes.items() if kind_of[name] is kind}
-            chosen.append(replace(value, **changed))
+            chosen.append(replace(setting, **changed))
         return chosen
 
     def _default(self, kind: type[Setting]) -> Setting:
