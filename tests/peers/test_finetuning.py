@@ -123,7 +123,7 @@ def test_windows_are_those_of_transformers(bert):
         Question("b", "the moon?", CONTEXT[:30], ["snow"], [11]),
     ]
     config = changed(config, data__seq_len=29, task__doc_stride=5)
-    found = spans.encode(config, tokenizer, questions)
+    found = spans.encode(config, tokenizer, questions, [])
     expected = theirs(
         [each.question for each in questions],
         [each.context for each in questions],
