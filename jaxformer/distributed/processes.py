@@ -70,7 +70,7 @@ def initialize(
 
     def connect() -> None:
         if address is not None and process_id != 0:
-            _wait_until_known(address, min(timeout, _UNKNOWN_HOST))
+            _wait_until_known(address, min(timeout / 2, _UNKNOWN_HOST))  # before `_wait_for` ends
         jax.distributed.initialize(
             coordinator,
             num_processes,
