@@ -201,8 +201,11 @@ def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "F
             axes.plot(values, [-row] * len(values), "|", color=color)
             best = kind.better and row == 0 and len(ordered) > 1
             short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+            label = f"{short}: {rounding.rounded(mean, half)}"
+            if best:
+                label += ", best mean"
             text = axes.annotate(
-                f"{short}: {rounding.rounded(mean, half)}{', best mean' * bool(best)}",
+                label,
                 (0.0, -row),
                 (0, 7),
                 ("axes fraction", "data"),
