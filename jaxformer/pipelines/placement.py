@@ -34,14 +34,14 @@ def shardings(devices: Strategy, state: Any, rows: int) -> Any:
     return jax.tree.map(lambda spec: NamedSharding(devices.mesh, spec), specs)
 
 
-def divide_texts(texts: Any, count: int) -> Any:
-    """The arrays of `count` texts within a compiled piece, divided as those of a state.
+def divide_rows(arrays: Any, rows: int) -> Any:
+    """`arrays` of this many `rows` within a compiled piece, divided as those of a search's state.
 
-    Without it each device reads all texts.
+    Without it each device computes all texts that enter.
     """
     if jax.sharding.get_abstract_mesh().empty:
-        return texts
-    return jax.lax.with_sharding_constraint(texts, state_specs(texts, count))
+        return arrays
+    return jax.lax.with_sharding_constraint(arrays, state_specs(arrays, rows))
 
 
 def placed(state: Any) -> Any:
@@ -49,6 +49,4 @@ def placed(state: Any) -> Any:
 
     Without it XLA chooses, and the next piece is compiled once more for what it chose.
     """
-    if jax.sharding.get_abstract_mesh().empty:
-        return state
-    return jax.lax.with_sharding_constraint(state, state_specs(state, len(state.stopped)))
+    return divide_rows(state, len(state.stopped))

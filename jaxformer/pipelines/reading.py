@@ -21,7 +21,7 @@ from jaxformer.decoding import (
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import next_power_of_two
-from jaxformer.pipelines.placement import divide_texts, placed
+from jaxformer.pipelines.placement import divide_rows, placed
 
 # The tokens of a prompt that are read together, and those that are left where they begin to pay.
 _WIDTHS = {1024: 768, 256: 192, 64: 48, 16: 0}
@@ -59,8 +59,8 @@ def read_prompts(
     Called for one part of the contexts after the other; those of earlier parts are kept. `start`
     is None for the first part, whose place is known while tracing: flash attention reads it.
     """
-    new, tokens = divide_texts((new, tokens), len(rows))
-    cache: Any = divide_texts(take_rows(state.cache, rows), len(rows))
+    new, tokens = divide_rows((new, tokens), len(rows))
+    cache: Any = divide_rows(take_rows(state.cache, rows), len(rows))
     if start is None:  # what an earlier text has left is masked, but NaN would not be
         cache = jax.tree.map(jnp.zeros_like, cache)
     cache = cache.truncate(0 if start is None else start)

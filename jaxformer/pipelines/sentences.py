@@ -20,7 +20,7 @@ from jaxformer.decoding import (
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import make_step_fn
-from jaxformer.pipelines.placement import divide_texts, placed
+from jaxformer.pipelines.placement import divide_rows, placed
 from jaxformer.pipelines.rows import lay_out
 
 
@@ -63,7 +63,7 @@ def enter_sentences(
 ) -> BeamState:
     """`state` with the sentences of `source` in `rows`."""
     texts = source, max_new_tokens, values
-    source, max_new_tokens, values = divide_texts(texts, len(rows))
+    source, max_new_tokens, values = divide_rows(texts, len(rows))
     begun = begin_sentences(model, params, source, max_new_tokens, values, search, bos, pad)
     return placed(put_rows(state, rows, begun))
 

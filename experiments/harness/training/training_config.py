@@ -26,6 +26,26 @@ from jaxformer.training import optimizer
 StrategyName = Literal["auto", "single", "replicated", "sharded"]
 Remat = Literal["none", "attention", "matmuls", "all_but_attention", "blocks"]
 GatherAt = Literal["step", "use"]
+COMMON_OPTIONS = (
+    "model.vocab_size",
+    "model.d_model",
+    "model.d_ff",
+    "model.num_heads",
+    "model.num_encoder_layers",
+    "model.num_decoder_layers",
+    "model.positions",
+    "model.dropout_rate",
+    "optimizer.name",
+    "optimizer.learning_rate",
+    "optimizer.schedule",
+    "optimizer.warmup_steps",
+    "optimizer.total_steps",
+    "training.seed",
+    "training.save_every",
+    "training.evaluate_every",
+    "training.grad_accumulation",
+)
+"""The options of models, optimizers and trainings in the short help of each experiment."""
 
 
 @dataclass(frozen=True, kw_only=True)
