@@ -24,7 +24,12 @@ def decimals(value: float, half: float = float("nan")) -> int:
     (1, 1, 2)
     """
     if np.isnan(half) or half <= 0.0:
-        most = 0 if abs(value) >= 1_000 else 2 if abs(value) >= 10 else 4
+        if abs(value) >= 1_000:
+            most = 0
+        elif abs(value) >= 10:
+            most = 2
+        else:
+            most = 4
         return min(most, len(repr(value).partition(".")[2]))
     exponent = int(np.floor(np.log10(half)))
     return max(0, (1 if half / 10.0**exponent < 3.55 else 0) - exponent)

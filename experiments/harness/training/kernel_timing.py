@@ -37,7 +37,9 @@ class Timing(NamedTuple):
     def choice(self) -> str:
         """The first kernel, or the second one where it is faster by more than `MARGIN`."""
         first, second = self.seconds
-        return self.names[second < (1 - MARGIN) * first]
+        if second < (1 - MARGIN) * first:
+            return self.names[1]
+        return self.names[0]
 
     def __str__(self) -> str:
         each = zip(self.names, self.seconds, strict=True)
