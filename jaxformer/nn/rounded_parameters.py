@@ -47,8 +47,8 @@ def rounded_matrices(model: nn.Module, params: Any, *inputs: Any) -> dict[str, n
     `params` are arrays or shapes, `inputs` are what `model` is called with, by default those of
     `example_inputs`. Nothing is computed, and the result is remembered.
 
-    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
-    >>> model = jf.DecoderOnly(jf.with_fields(config, {"dtype": "bfloat16"}))
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "num_decoder_layers": 1}
+    >>> model = jf.DecoderOnly(jf.TransformerConfig(11, **sizes, dtype="bfloat16"))
     >>> params = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> rounded_matrices(model, params)["decoder/blocks_0/feed_forward/up/kernel"]
     dtype(bfloat16)
