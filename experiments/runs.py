@@ -53,8 +53,8 @@ class CompareOptions(Checked):
     """Folders of runs, or folders with runs below them, as of a sweep."""
     metric: str = ""
     """A number of scores.json, such as bleu, chrf, exact, lowercased.bleu, loss, bits_per_byte, or
-    validation_bleu or validation_loss, which chose the weights; empty: bleu, bits_per_byte or
-    loss."""
+    validation_bleu or validation_loss, which chose the weights; empty: bleu, chrf, bits_per_byte
+    or loss, the first that the runs have and that is not the same for all."""
     baseline: str = ""
     """The run whose group the others are compared with; empty: the first."""
     format: tables.Format = "terminal"

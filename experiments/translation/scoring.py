@@ -1,5 +1,6 @@
 """Scores of a translator: BLEU, chrF or ROUGE, losses, samples, and what is said of them."""
 
+import re
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.runs import distributed
+from experiments.harness.runs.quantities import quantity
 from experiments.harness.runs.sample_tables import read_table, write_table
 from experiments.harness.training import held_out_loss, metric_inputs
 from experiments.harness.training.open_run import OpenRun
@@ -22,7 +24,7 @@ from experiments.translation.prepare import sides
 from experiments.translation.presets import TranslationConfig
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig, TranslationOptions
-from jaxformer.errors import DataError
+from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, translate
 from jaxformer.pipelines.translation import source_ids
@@ -32,10 +34,16 @@ from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.training.losses import seq2seq_loss
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
+_TOO_SHORT = "no target line has four words, without which BLEU is 0 for every translation"
+_LEARNED = {"bleu": (10.0, 30.0), "chrf": (25.0, 50.0), "exact": (0.1, 0.5)}
+"""Scores below which a model has not learned to translate, and has learned it in part."""
 
 
 class Result(NamedTuple):
-    """A translated text and its scores: BLEU, chrF, signatures, share exactly right."""
+    """A translated text and its scores: BLEU, chrF, signatures, share exactly right.
+
+    A score that the text gives to every translation alike is left out (`telling_scores`).
+    """
 
     scores: dict
     hypotheses: list[str]
@@ -65,29 +73,109 @@ def evaluate(
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
     translations = translate(loaded, lines, search, details=True)
     hypotheses = [best[0].text for best in translations]
-    scores: dict[str, Any]
-    scores = metrics.score_translations(hypotheses, text.target, language, tokenize)._asdict()
-    scores["exact"] = metrics.exact_match(hypotheses, text.target)
-    if lowercased:
-        lower = metrics.score_lowercased(hypotheses, text.target, language)
-        scores |= {"lowercased": lower._asdict()}
+    scores = score_hypotheses(hypotheses, text.target, language, tokenize, lowercased=lowercased)
     if config is not None:
         inputs = metric_inputs.MetricInputs(loaded, text, scores, hypotheses)
         scores |= metric_inputs.user_metrics(config.training, inputs)
     return Result(scores, hypotheses)
 
 
+def score_hypotheses(
+    hypotheses: Sequence[str],
+    references: Sequence[str],
+    language: str = "",
+    tokenize: str | None = None,
+    *,
+    lowercased: bool = False,
+) -> dict[str, Any]:
+    """BLEU and chrF with their signatures, and the share exactly right; only `telling_scores`.
+
+    With `lowercased` also `metrics.score_lowercased`, under this name.
+    """
+    telling = telling_scores(references, language, tokenize)
+    scores = _only(metrics.score_translations(hypotheses, references, language, tokenize), telling)
+    scores["exact"] = metrics.exact_match(hypotheses, references)
+    if lowercased:
+        lower = metrics.score_lowercased(hypotheses, references, language)
+        scores["lowercased"] = _only(lower, telling)
+    return scores
+
+
+def telling_scores(
+    references: Sequence[str], language: str = "", tokenize: str | None = None
+) -> tuple[str, ...]:
+    """The scores of bleu, chrf and exact that can tell a good translation of a text from a bad one.
+
+    BLEU needs a line of `references` with four words, as `score_translations` counts them: it is 0,
+    or a smoothed number that favours long lines, for every translation of a text without one. chrF
+    needs a line that is not blank.
+    """
+    bleu = metrics.make_bleu(language, tokenize)
+    bleu.effective_order = True  # or sacreBLEU advises it; it does not change the counts
+    telling = ["exact"]
+    if any(line.strip() for line in references):
+        telling.insert(0, "chrf")
+    if any(bleu.sentence_score(line, [line]).totals[-1] for line in references):
+        telling.insert(0, "bleu")
+    return tuple(telling)
+
+
+def validation_scores(config: TranslationConfig, text: Text) -> tuple[str, ...]:
+    """The names of the scores of an evaluation of the validation `text`, the most telling first.
+
+    Raises `ConfigError` where early stopping is to go by another one.
+    """
+    telling = telling_scores(text.target, config.data.target_language)
+    named = config.training.early_stopping_metric.removeprefix("validation_")
+    if named in ("bleu", "chrf") and named not in telling:
+        raise ConfigError(
+            f"early_stopping_metric={config.training.early_stopping_metric!r} says nothing of this "
+            f"validation text: {_why_silent(telling)}. Give validation_{telling[0]}, or a text "
+            "with longer lines"
+        )
+    return *(f"validation_{name}" for name in telling), "validation_loss"
+
+
+def describe_silent(text: Text, language: str) -> str:
+    """The reason why a score says nothing of the validation `text`, and what chooses; else ""."""
+    telling = telling_scores(text.target, language)
+    if "bleu" in telling:
+        return ""
+    return f"{_why_silent(telling)}: {quantity(telling[0]).label} chooses the weights"
+
+
+def _why_silent(telling: Sequence[str]) -> str:
+    """The reason why a score is not among the `telling` ones."""
+    return _TOO_SHORT if "chrf" in telling else "all target lines are blank"
+
+
+def _only(scores: metrics.Scores, telling: Sequence[str]) -> dict[str, Any]:
+    """`scores` without BLEU or chrF, and its signature, where it is not among the `telling`."""
+    silent = {"bleu", "chrf"} - set(telling)
+    return {
+        name: value
+        for name, value in scores._asdict().items()
+        if name.removesuffix("_signature") not in silent
+    }
+
+
 def score_summaries(hypotheses: Sequence[str], references: Sequence[str]) -> dict[str, float]:
     """ROUGE-1, ROUGE-2 and ROUGE-L (0 to 100): the mean F1 over the texts, of stemmed words.
 
     `rougeL` takes a text as one sequence of words, `rougeLsum` each of its lines. Needs the package
-    `rouge-score` (extra finetuning). Raises `DataError` for different numbers of texts, or none.
+    `rouge-score` (extra finetuning). Raises `DataError` for different numbers of texts, or none,
+    and for references without one letter a to z or digit, the only ones that ROUGE counts.
     Lin 2004.
     """
     if len(hypotheses) != len(references) or not references:
         raise DataError(
             f"{len(hypotheses)} summaries and {len(references)} references: give one reference for "
             "each summary, and at least one"
+        )
+    if not any(re.search("[a-z0-9]", line.lower()) for line in references):
+        raise DataError(
+            "ROUGE counts words of the letters a to z and digits alone, and no reference has one: "
+            "its score would be 0 for every summary; use chrF (validation_chrf)"
         )
     scorer = optional_dependencies.load("rouge_score.rouge_scorer").RougeScorer(
         ROUGE, use_stemmer=True
@@ -229,17 +317,23 @@ def describe_scores(
 
     halves = {}
     for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
+        if metric not in scores:
+            continue
         items = translation_items(metric, hypotheses, references, language, tokenize)
         halves[metric] = plus_minus(item_half_width(*items), form) if items else ""
     lines = [
         f"{name}: {scores['sentences']:,} sentences, {scores['exact']:.1%}{halves['exact']} "
-        "exactly right",
-        f"  BLEU {scores['bleu']:.2f}{halves['bleu']}  {scores['bleu_signature']}",
-        f"  chrF {scores['chrf']:.2f}{halves['chrf']}  {scores['chrf_signature']}",
-        "  ±: 95 % over other sentences (bootstrap)",
+        "exactly right"
     ]
-    if "lowercased" in scores:
-        lower = scores["lowercased"]
+    for metric in ("bleu", "chrf"):
+        if metric in scores:
+            number = f"{quantity(metric).label} {scores[metric]:.2f}{halves[metric]}"
+            lines.append(f"  {number}  {scores[f'{metric}_signature']}")
+    if "bleu" not in scores:
+        lines.append(f"  no BLEU: {_why_silent(tuple(scores))}")
+    lines.append("  ±: 95 % over other sentences (bootstrap)")
+    lower = scores.get("lowercased", {})
+    if "bleu" in lower:
         lines.append(f"  BLEU {lower['bleu']:.2f}  {lower['bleu_signature']}")
     if "rouge1" in scores:
         means = ", ".join(f"{x.replace('rouge', 'ROUGE-')} {scores[x]:.2f}" for x in ROUGE)
@@ -265,9 +359,11 @@ def describe_run(run: OpenRun, name: str, text: Text, scores: dict, hypotheses: 
         "words, or of another kind, may be translated less well."
     )
     abilities = "The model has learned to translate sentences like the three above. " + limits
-    if scores["bleu"] < 10:
+    judged = next(metric for metric in _LEARNED if metric in scores)
+    not_yet, in_part = _LEARNED[judged]
+    if scores[judged] < not_yet:
         abilities = "The model has not learned to translate yet: give it more steps or more text."
-    elif scores["bleu"] < 30:
+    elif scores[judged] < in_part:
         abilities = "The model translates in part: more steps or more text would help. " + limits
     if run.config.init_from:
         abilities = ""  # other text taught the model more

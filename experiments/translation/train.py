@@ -26,7 +26,8 @@ from jaxformer.training.losses import seq2seq_loss
 
 EXPERIMENT = "translation"
 SCORES = ("validation_bleu", "validation_chrf", "validation_exact", "validation_loss")
-"""The scores of each evaluation; early stopping uses the first unless another is named."""
+"""The scores of each evaluation; early stopping uses the first that tells something of the
+validation text, unless another is named."""
 
 
 def main(config: TranslationConfig) -> None:
@@ -67,6 +68,9 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data))
         run = run.with_model(data.model)  # the sizes of its vocabularies
+        run = run.watching(scoring.validation_scores(run.config, data.validation))
+        if silent := scoring.describe_silent(data.validation, run.config.data.target_language):
+            display.say(silent)
         model = training.build_model(run.config, contact=run.contact)
         task = training.Task(
             model=model,

@@ -6,7 +6,7 @@ import math
 import numpy as np
 
 from experiments.harness.runs.sample_tables import lines_digest, write_table
-from jaxformer.text.metrics import exact_match, score_translations
+from experiments.translation.scoring import score_hypotheses
 
 WORDS = "ein Haus steht am alten Fluss und die Sonne scheint heute sehr hell".split()
 
@@ -34,8 +34,7 @@ def write_run(folder, hypotheses, references, *, seed=0, width=7, steps=(40,), *
     (folder / "env.json").write_text("{}")
     columns = {"source": references[::-1], "model": hypotheses, "reference": references}
     write_table(folder / "samples" / "test.tsv", columns)
-    scores = score_translations(hypotheses, references)._asdict()
-    scores |= {"exact": exact_match(hypotheses, references), "text": "test"}
+    scores = score_hypotheses(hypotheses, references) | {"text": "test"}
     scores |= {"text_sha256": lines_digest(references), **more}
     (folder / "scores.json").write_text(json.dumps(scores))
     (folder / "weights.json").write_text(json.dumps({"steps": steps, "validation_bleu": 31.5}))

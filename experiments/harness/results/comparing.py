@@ -10,12 +10,13 @@ from jaxtyping import Float
 from experiments.harness.results.groups import (
     Group,
     ScoredRun,
-    default_metric,
     expand,
     group_runs,
+    main_metric,
     read_scored,
 )
 from experiments.harness.runs import bootstrap, intervals
+from experiments.harness.runs.run_folder import read_result
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")
@@ -58,6 +59,8 @@ class Comparison(NamedTuple):
     signature: str
     groups: list[GroupScore]
     differences: list[Difference]
+    passed_over: str = ""
+    """The metric that usually compares such runs, but is alike for all of these; "": none."""
 
 
 def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> Comparison:
@@ -68,7 +71,11 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
     that cannot be compared: not finished, without the metric, or scored on different texts.
     """
     folders = expand(paths, finished=True)
-    metric = metric or default_metric(folders[0])
+    passed_over = ""
+    if not metric:
+        scores = [read_result(folder).scores for folder in folders]
+        metric, usual = main_metric(*scores), main_metric(scores[0])
+        passed_over = usual if usual != metric else ""
     groups = [_scored(group, metric) for group in group_runs(folders, baseline)]
     runs = [run for group in groups for run in group.runs]
     _check_texts(runs, metric)
@@ -78,6 +85,7 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
         runs[0].signature,
         groups,
         [_difference(group, groups[0]) for group in groups[1:]],
+        passed_over,
     )
 
 

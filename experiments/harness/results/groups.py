@@ -29,8 +29,8 @@ _FREE = (
 """Settings that runs of one group may differ in: the seed, folders, and what is only logged."""
 _LONGEST = 40
 """Characters of a name that is made of settings; a longer one is that of the first run."""
-_DEFAULTS = ("rougeLsum", "bleu", "bits_per_byte", "f1", "loss", "accuracy")
-"""The metric of a comparison: the first that the runs have."""
+_DEFAULTS = ("rougeLsum", "bleu", "chrf", "bits_per_byte", "f1", "loss", "accuracy", "exact")
+"""The metric of a comparison: the first that the runs have, and that is not alike for all."""
 _LIKELIHOODS = {
     "loss": ("tokens", 1.0),
     "perplexity": ("tokens", 1.0),
@@ -165,14 +165,19 @@ class ScoredRun(NamedTuple):
     """The number of tokens of the text, for scores per token; else ""."""
 
 
-def default_metric(folder: Path) -> str:
-    """The metric by which runs like that in `folder` are compared."""
-    return main_metric(read_result(folder).scores)
+def main_metric(*scores: Mapping[str, Any]) -> str:
+    """The metric that says most of runs with `scores`.
 
-
-def main_metric(scores: Mapping[str, Any]) -> str:
-    """The metric that says most of a run with `scores`."""
-    return next((name for name in _DEFAULTS if name in scores), "loss")
+    One that is alike for all of several runs cannot compare them, as BLEU where it is 0: the next
+    one does, if it differs.
+    """
+    shared = [name for name in _DEFAULTS if all(name in each for each in scores)]
+    for name in shared:
+        if len(scores) == 1 or len({each[name] for each in scores}) > 1:
+            return name
+    if shared:
+        return shared[0]
+    return next((name for each in scores for name in _DEFAULTS if name in each), "loss")
 
 
 def read_scored(folder: Path, metric: str) -> ScoredRun:

@@ -188,21 +188,30 @@ def best_first(metric: str, intervals: Iterable[Interval]) -> list[Interval]:
     return sorted(intervals, key=lambda each: sign * each.mean)
 
 
+def best_of(metric: str, intervals: Iterable[Interval]) -> Interval | None:
+    """The interval with the best mean; None for a tie, and where there is nothing to compare."""
+    first, *others = best_first(metric, intervals)
+    if not others or not quantity(metric).better or others[0].mean == first.mean:
+        return None
+    return first
+
+
 def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "Figure":
     """The intervals on one axis, the best first and marked, with a small mark for each seed."""
     kind, ordered = quantity(metric), best_first(metric, intervals)
+    best = best_of(metric, intervals)
     with _styled():
         figure = _figure(4.6, 0.8 + 0.5 * len(ordered))
         axes = figure.subplots()
-        for row, (name, scores, half) in enumerate(ordered):
+        for row, each in enumerate(ordered):
+            name, scores, half = each
             color, values = style[name][0], kind.scale * np.array(scores)
             mean, half = float(values.mean()), kind.scale * half
             axes.errorbar(mean, -row, xerr=np.nan_to_num(half), fmt="o", color=color, capsize=3)
             axes.plot(values, [-row] * len(values), "|", color=color)
-            best = kind.better and row == 0 and len(ordered) > 1
             short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
             label = f"{short}: {rounding.rounded(mean, half)}"
-            if best:
+            if each is best:
                 label += ", best mean"
             text = axes.annotate(
                 label,
@@ -210,7 +219,7 @@ def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "F
                 (0, 7),
                 ("axes fraction", "data"),
                 textcoords="offset points",
-                weight="bold" if best else "normal",
+                weight="bold" if each is best else "normal",
             )
             text.set_in_layout(False)  # else it would make the axes narrow
         _numbers(axes.xaxis, axes.set_xscale, False)

@@ -17,7 +17,7 @@ from experiments.harness.results.groups import (
     main_metric,
     numbers,
 )
-from experiments.harness.results.plots import Interval, best_first
+from experiments.harness.results.plots import Interval, best_of
 from experiments.harness.runs import bootstrap, rounding
 from experiments.harness.runs.loggers import MetricsFile
 from experiments.harness.runs.quantities import quantity
@@ -145,7 +145,7 @@ def facts_of_sweep(folder: Path) -> dict[str, str]:
 def _best_score(runs: Sequence[RunFacts]) -> str:
     """The best mean over seeds among `runs`, and the settings that have it; "-" for none."""
     scores = {run.folder: numbers(run.scores) for run in runs}
-    metric = main_metric(next(iter(scores.values()), {}))
+    metric = main_metric(*scores.values())
     named = [
         Interval(group.name, [scores[folder][metric] for folder in group.folders], math.nan)
         for group in group_runs(list(scores))
@@ -153,9 +153,12 @@ def _best_score(runs: Sequence[RunFacts]) -> str:
     ]
     if not named:
         return "-"
-    best, kind = best_first(metric, named)[0], quantity(metric)
-    value = f"{kind.label} {rounding.rounded(kind.scale * best.mean)}"
-    return f"best {value} ({best.name})" if kind.better and len(named) > 1 else value
+    kind, best = quantity(metric), best_of(metric, named)
+    first = best or named[0]
+    value = f"{kind.label} {rounding.rounded(kind.scale * first.mean)}"
+    if best is not None:
+        return f"best {value} ({best.name})"
+    return f"{value} in all" if len({each.mean for each in named}) == 1 < len(named) else value
 
 
 def devices_of(environment: Mapping[str, Any]) -> str:

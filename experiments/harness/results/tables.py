@@ -15,6 +15,8 @@ from jaxtyping import Bool
 from experiments.harness.results.comparing import Comparison
 from experiments.harness.results.groups import ScoredRun, sample_table
 from experiments.harness.runs import bootstrap
+from experiments.harness.runs.quantities import quantity
+from experiments.harness.runs.translation_items import can_tell
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError
 
@@ -109,22 +111,23 @@ def by_length(comparison: Comparison, longest: Sequence[int]) -> Table:
             *(f"{name} ({rows.sum()})" for name, rows in shown),
         ),
         [
-            [group.name, *(_score_of(group.runs, rows) for _, rows in shown)]
+            [group.name, *(_score_of(comparison.metric, group.runs, rows) for _, rows in shown)]
             for group in comparison.groups
         ],
     )
 
 
-def _score_of(runs: Sequence[ScoredRun], rows: Bool[np.ndarray, " items"]) -> str:
-    """The mean and deviation of the scores of the chosen items; NaN where a run has no items."""
-    scores = np.array(
-        [
-            math.nan
-            if run.items is None or run.score is None
-            else float(run.score(run.items[rows].sum(axis=0)[None])[0])
-            for run in runs
-        ]
-    )
+def _score_of(metric: str, runs: Sequence[ScoredRun], rows: Bool[np.ndarray, " items"]) -> str:
+    """The mean and deviation of the scores of the chosen items.
+
+    "-" where a run has no items, and where the metric says nothing of the chosen ones.
+    """
+    values = []
+    for run in runs:
+        if run.items is None or run.score is None or not can_tell(metric, run.items[rows]):
+            return "-"
+        values.append(float(run.score(run.items[rows].sum(axis=0)[None])[0]))
+    scores = np.array(values)
     deviation = f" sd {scores.std(ddof=1):.2f}" if len(runs) > 1 else ""
     return f"{scores.mean():.2f}{deviation}"
 
@@ -135,6 +138,9 @@ def describe(comparison: Comparison) -> list[str]:
     items = "" if first.items is None else f", {len(first.items):,} items"
     lines = [f"{comparison.text} text{items}, SHA-256 {first.digest[:12] or 'unknown'}"]
     lines += [comparison.signature] if comparison.signature else []
+    if comparison.passed_over:
+        usual, used = (quantity(x).label for x in (comparison.passed_over, comparison.metric))
+        lines.append(f"{usual} is the same for all runs, so {used} compares them")
     lines += [
         "n: seeds; sd: deviation of the seeds; seeds, items: halves of 95 % intervals over other "
         f"seeds (t) and test items (bootstrap, {bootstrap.RESAMPLES:,})"

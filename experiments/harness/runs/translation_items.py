@@ -43,6 +43,15 @@ def translation_items(
     return np.array([_bleu_sums(counter, *pair) for pair in pairs], float), partial(_bleu, bleu)
 
 
+def can_tell(metric: str, items: Float[np.ndarray, "items statistics"]) -> bool:
+    """Whether `metric` can tell good translations of the sentences in `items` from bad ones.
+
+    BLEU needs a reference of four words: else it is 0 for every translation.
+    """
+    reference_words = items[:, 1]
+    return metric.rpartition(".")[2] != "bleu" or bool((reference_words >= 4).any())
+
+
 def _bleu_sums(bleu: Any, hypothesis: str, reference: str) -> list[int]:
     """Lengths of hypothesis and reference, matches of each order, n-grams of each order."""
     score = bleu.sentence_score(hypothesis, [reference])

@@ -53,7 +53,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
     training, total = config.training, config.optimizer.total_steps
     parts = training.parts_on(run.devices)
     origin = {"data": task.batches.fingerprint, **task.origin}
-    state, stopping = _restored(state, checkpoints, origin)
+    state, stopping = _restored(state, checkpoints, origin, run.watched.name)
     number = int(state.step)
 
     def batch_of(number: int) -> Any:
@@ -91,7 +91,11 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
 
         def save(*, as_best: bool = False) -> None:
             progress.settle()
-            noted = {"early_stopping": stopping._asdict(), "saved_as_best": as_best}
+            noted = {
+                "early_stopping": stopping._asdict(),
+                "watched": run.watched.name,
+                "saved_as_best": as_best,
+            }
             with progress.held_up("saving"):
                 log.call("flush")
                 # Only regular checkpoints are averaged, as if the run had never been stopped.
@@ -167,12 +171,13 @@ def log_evaluation(
 
 
 def _restored(
-    state: TrainState, checkpoints: Checkpoints, origin: Mapping[str, Any]
+    state: TrainState, checkpoints: Checkpoints, origin: Mapping[str, Any], watched: str
 ) -> tuple[TrainState, EarlyStopping]:
     """The newest checkpoint's state and validation; `state` and none where there is no checkpoint.
 
-    Raises `CheckpointError` when it was trained on other batches, `ConfigError` when several
-    processes have other batches, or see other checkpoints, than each other.
+    Raises `CheckpointError` when it was trained on other batches, or validated by another score
+    than the one that is `watched`; `ConfigError` when several processes have other batches, or see
+    other checkpoints, than each other.
     """
     steps = checkpoints.steps()
     assert_processes_agree({"batches": origin["data"], "checkpoints": steps})
@@ -185,7 +190,14 @@ def _restored(
             "the checkpoint was trained on other batches than these: the training text, the "
             "tokenizer or the settings of its batches have changed; use another --name"
         )
-    return state, EarlyStopping(**metadata["early_stopping"])
+    stopping = EarlyStopping(**metadata["early_stopping"])
+    before = metadata.get("watched", watched)
+    if stopping.best is not None and before != watched:
+        raise CheckpointError(
+            f"the best step so far was chosen by {before}, but this validation text is watched by "
+            f"{watched}: give the validation text that the run began with, or another --name"
+        )
+    return state, stopping
 
 
 class Saves:

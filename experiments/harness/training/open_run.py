@@ -59,6 +59,13 @@ class OpenRun(Generic[C]):
         """This run with the sizes that its text decides; config.json keeps those asked for."""
         return replace(self, config=replace(self.config, model=model))
 
+    def watching(self, scores: Sequence[str]) -> "OpenRun[C]":
+        """This run with early stopping by the first of `scores`, unless its settings name one.
+
+        `scores` are the names of those that tell something of the run's validation text.
+        """
+        return replace(self, watched=stopping_metric(self.config.training, scores))
+
     def record_settings(self, **fields: Any) -> None:
         """Writes `fields` that were found since the run was opened to config.json."""
         path = self.folder / "config.json"

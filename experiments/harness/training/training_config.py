@@ -85,7 +85,8 @@ class TrainingConfig(LoraOptions):
     patience: Natural = 0
     """Evaluations in a row without a better result after which training ends; 0: never."""
     early_stopping_metric: str = ""
-    """Validation score that patience and --checkpoint best go by; empty: BLEU, or the loss."""
+    """Validation score that patience and --checkpoint best go by; empty: BLEU (chrF of a text
+    whose lines are shorter than four words), or the loss."""
     early_stopping_mode: Literal["auto", "min", "max"] = "auto"
     """Whether a smaller or a larger score is better; auto: known by its name, such as _loss."""
     average_checkpoints: Count = 5
