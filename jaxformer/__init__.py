@@ -46,7 +46,7 @@ _NAMES = {
     "pipelines.fill_mask": "fill_mask",
     "pretrained": "load_pretrained save_pretrained",
     "pretrained.loaded": "Loaded",
-    "pretrained.loading": "load",
+    "pretrained.loading": "load open_folder",
     "text.data": "MaskedBatch MaskedStream PairBatch Stream StreamBatch bucket_pairs",
     "text.metrics": "score_translations",
     "text.tokenizers": "BOS EOS PAD Tokenizer train_bpe",

@@ -130,6 +130,7 @@ from jaxformer.pretrained.loaded import (
 )
 from jaxformer.pretrained.loading import (
     load,
+    open_folder,
 )
 from jaxformer.text.data import (
     MaskedBatch,
@@ -240,6 +241,7 @@ __all__ = [
     "make_step_fn",
     "make_train_step",
     "masked_loss",
+    "open_folder",
     "parameter_axes",
     "positional_encoding",
     "read_taps",

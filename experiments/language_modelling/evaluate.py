@@ -47,7 +47,7 @@ class EvaluateOptions(RunOptions):
 def main(options: EvaluateOptions) -> None:
     """Prints the scores, and as JSON on the last line."""
     loaded = load_run(options.folder, options)
-    config = loaded.config
+    config, tokenizer = loaded.config, loaded.require_tokenizer()
     if config.objective == "masked" and options.stride:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
     name = options.part if not options.files else ", ".join(options.files)
@@ -57,7 +57,7 @@ def main(options: EvaluateOptions) -> None:
             with distributed.together():
                 part = part_of(options.files, config.data)
                 assert part is not None  # there are files
-                text = encode_part(config, part, loaded.tokenizer, Path(folder) / "text.tokens")
+                text = encode_part(config, part, tokenizer, Path(folder) / "text.tokens")
             assert_processes_agree({f"the file {name}": text.tokens.fingerprint})
             texts = {"": text}
         elif task := getattr(config, "task", None):
@@ -67,12 +67,12 @@ def main(options: EvaluateOptions) -> None:
             )
         else:
             texts = {
-                part_name: open_encoded(options.folder, part_name, loaded.tokenizer)
+                part_name: open_encoded(options.folder, part_name, tokenizer)
                 for part_name in part_names(config.data, options.part)
             }
-        texts = {name: text.counted(loaded.tokenizer) for name, text in texts.items()}
+        texts = {name: text.counted(tokenizer) for name, text in texts.items()}
         measured = measure(loaded, texts, stride=stride)
-        unknown = [describe_unknown(text, loaded.tokenizer) for text in texts.values()]
+        unknown = [describe_unknown(text, tokenizer) for text in texts.values()]
     print(describe_scores(name, config, measured))
     for line in filter(None, unknown):
         print(f"  {line}")

@@ -62,7 +62,7 @@ def published(options: ExportOptions) -> exporting.Published:
         labels = Record(folder / FACTS).read(labels=list).get("labels", [])
         task = _FINETUNED[config.task.kind]
         if config.task.kind == "chat":
-            files = {TEMPLATE: load_template(folder, loaded.tokenizer).source}
+            files = {TEMPLATE: load_template(folder, loaded.require_tokenizer()).source}
         else:
             generation = None
     return exporting.Published(
@@ -70,7 +70,7 @@ def published(options: ExportOptions) -> exporting.Published:
         task,
         loaded.model,
         loaded.params,
-        loaded.tokenizer,
+        loaded.require_tokenizer(),
         generation,
         config.completion,
         labels=labels,

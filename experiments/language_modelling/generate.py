@@ -118,8 +118,9 @@ def main(options: GenerateOptions) -> None:
 
 
 def _mask(loaded: Loaded) -> str:
-    mask = loaded.tokenizer.special.mask
-    return "<mask>" if mask is None else loaded.tokenizer.token(mask)
+    tokenizer = loaded.require_tokenizer()
+    mask = tokenizer.special.mask
+    return "<mask>" if mask is None else tokenizer.token(mask)
 
 
 def _continue(loaded: Loaded, options: GenerateOptions, texts: Sequence[str]) -> None:
@@ -131,11 +132,12 @@ def _continue(loaded: Loaded, options: GenerateOptions, texts: Sequence[str]) ->
 
 def chat_ids(messages: list[str], loaded: Loaded, options: GenerateOptions) -> list[list[int]]:
     """The ids that ask for the assistant's answer to each message of a user."""
-    template = load_template(run_folders(options.run)[0], loaded.tokenizer)
-    check_messages(messages, loaded.tokenizer)
+    tokenizer = loaded.require_tokenizer()
+    template = load_template(run_folders(options.run)[0], tokenizer)
+    check_messages(messages, tokenizer)
     asked = ([{"role": "user", "content": message}] for message in messages)
     texts = [template.render(each, add_generation_prompt=True) for each in asked]
-    return [ids for ids, _ in loaded.tokenizer.encode_with_special(texts)]
+    return [ids for ids, _ in tokenizer.encode_with_special(texts)]
 
 
 def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:

@@ -49,7 +49,8 @@ def _answers(folder: Path, loaded: Loaded, texts: Sequence[str]) -> dict[str, li
     if is_pretrained(folder):
         completion = replace(completion, eos=load_eos(folder))
     if loaded.config.objective == "masked":
-        texts = [text for text in texts if has_mask(text, loaded.tokenizer)]
+        tokenizer = loaded.require_tokenizer()
+        texts = [text for text in texts if has_mask(text, tokenizer)]
     if not texts or isinstance(loaded.model, EncoderOnly):
         return {}
     config = replace(loaded.config, sampling=sampling, completion=completion)
@@ -60,17 +61,20 @@ def attend(loaded: Loaded, text: str) -> AttentionView:
     """The self-attention of the model in the first tokens of `text`."""
     if not text.strip():
         raise ConfigError("the text is blank: give a text with tokens")
-    tokenizer, masked = loaded.tokenizer, loaded.config.objective == "masked"
-    ids = _masked_ids(text, loaded) if masked else tokenizer.encode(text)
+    tokenizer = loaded.require_tokenizer()
+    if loaded.config.objective == "masked":
+        ids = _masked_ids(text, tokenizer)
+    else:
+        ids = tokenizer.encode(text)
     ids = ids[: min(_ATTENDED, loaded.model.config.max_len)]
     (weights,) = read_weights(loaded.model, loaded.params, np.array([ids])).values()
     tokens = [label(tokenizer, index) for index in ids]
     return AttentionView("self-attention", tokens, tokens, weights)
 
 
-def _masked_ids(text: str, loaded: Loaded) -> list[int]:
+def _masked_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     """The ids of a text, in which masks may stand, between BOS and EOS."""
-    return loaded.tokenizer.encode_inputs([text], bos_eos(loaded.tokenizer))[0]
+    return tokenizer.encode_inputs([text], bos_eos(tokenizer))[0]
 
 
 def has_mask(text: str, tokenizer: Tokenizer) -> bool:

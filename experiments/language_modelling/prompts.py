@@ -90,7 +90,7 @@ def filled_texts(loaded: Loaded, texts: Sequence[str], *, count: int = 5) -> lis
 
 def _mask_line(number: int, candidates: Sequence[pipelines.MaskPrediction], loaded: Loaded) -> str:
     shares = (
-        f"{token_text(candidate.token, loaded.tokenizer)!r} {candidate.probability:.1%}"
+        f"{token_text(candidate.token, loaded.require_tokenizer())!r} {candidate.probability:.1%}"
         for candidate in candidates
     )
     return f"  {number}: " + "  ".join(shares)

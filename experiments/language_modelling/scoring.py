@@ -61,7 +61,7 @@ def batch_losses(
     """The "loss" in nats and the "tokens" of each batch of `text`, in rows `stride` apart."""
     config, objective = loaded.config, objective_of(loaded.config)
     apart: int = stride or config.data.seq_len
-    batches = objective.iterate_once(text.tokens, loaded.tokenizer, config, apart)
+    batches = objective.iterate_once(text.tokens, loaded.require_tokenizer(), config, apart)
     chunk = config.training.loss_chunk
     return list(held_out_loss.batch_sums(objective.measure, loaded, batches, loss_chunk=chunk))
 
@@ -124,7 +124,9 @@ def validation_scores(loaded: Loaded, data: Prepared, step: int) -> dict[str, fl
 def _user_scores(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
     """The user's loss of the validation `text`, in rows as those of the training, and metrics."""
     config, objective = loaded.config, objective_of(loaded.config)
-    batches = objective.iterate_labelled(text.tokens, loaded.tokenizer, config, config.data.seq_len)
+    batches = objective.iterate_labelled(
+        text.tokens, loaded.require_tokenizer(), config, config.data.seq_len
+    )
     chunk = config.training.loss_chunk
     of_loss = metric_inputs.user_loss_metrics(loaded, batches, loss_chunk=chunk)
     metrics = user_metrics(loaded, text, likelihood)

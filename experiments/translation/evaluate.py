@@ -124,7 +124,10 @@ def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
 def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
     search, own = search_of(loaded)
-    sides = (loaded.tokenizer, own), (loaded.target_tokenizer, replace(own, prefix=""))
+    sides = (
+        (loaded.require_tokenizer(), own),
+        (loaded.require_target_tokenizer(), replace(own, prefix="")),
+    )
     for name, lines, (tokenizer, settings) in zip(names, text, sides, strict=True):
         long = find_too_long(loaded.model, lines, tokenizer, search, settings)
         if long:

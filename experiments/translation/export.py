@@ -44,19 +44,20 @@ def published(options: ExportOptions) -> exporting.Published:
     """
     loaded = load_run(options.folder, options)
     config, search = loaded.config, loaded.config.search
-    if loaded.tokenizer.special[: len(SPECIAL_TOKENS)] != (PAD, BOS, EOS, UNK):
+    tokenizer = loaded.require_tokenizer()
+    if tokenizer.special[: len(SPECIAL_TOKENS)] != (PAD, BOS, EOS, UNK):
         ids = {"decoder_start_token_id": config.translation.bos}
         ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
-        layout = (loaded.model, loaded.params, loaded.tokenizer, search)
+        layout = (loaded.model, loaded.params, tokenizer, search)
         return exporting.Published(
             config, "translation", *layout, token_ids=ids, like=exporting.started_from(config)
         )
-    if loaded.tokenizer is not loaded.target_tokenizer:
+    if tokenizer is not loaded.require_target_tokenizer():
         raise ConfigError(
             "source and target have a vocabulary each, but a tokenizer.json has one: train "
             "without --model.source_vocab_size"
         )
-    layout = marian_layout(loaded.model, loaded.params, loaded.tokenizer, search)[:4]
+    layout = marian_layout(loaded.model, loaded.params, tokenizer, search)[:4]
     return exporting.Published(config, "translation", *layout)
 
 

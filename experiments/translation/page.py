@@ -39,13 +39,14 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
 
 def attend(loaded: Loaded, text: str) -> tuple[str, list[AttentionView]]:
     """The best translation of `text`, and its attention: cross, of the encoder, of the decoder."""
-    (source,) = encode_sources(loaded.model, [text], loaded.tokenizer, *search_of(loaded))
+    tokenizer, target_tokenizer = loaded.require_tokenizer(), loaded.require_target_tokenizer()
+    (source,) = encode_sources(loaded.model, [text], tokenizer, *search_of(loaded))
     best = translate(loaded, text, details=True)[0]
     inputs = np.array([source]), np.array([[search_of(loaded)[1].bos, *best.ids[:-1]]])
     weights = read_weights(loaded.model, loaded.params, *inputs)
-    read = [label(loaded.tokenizer, i) for i in source]
-    given = [label(loaded.target_tokenizer, i) for i in inputs[1][0].tolist()]
-    written = [label(loaded.target_tokenizer, i) for i in best.ids]
+    read = [label(tokenizer, i) for i in source]
+    given = [label(target_tokenizer, i) for i in inputs[1][0].tolist()]
+    written = [label(target_tokenizer, i) for i in best.ids]
     return best.text, [
         AttentionView("cross-attention", written, read, weights["decoder/cross_attention"]),
         AttentionView("encoder self-attention", read, read, weights["encoder/attention"]),

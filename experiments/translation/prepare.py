@@ -208,8 +208,8 @@ def _copy_tokenizers(start: Path, folder: Path) -> None:
     loaded, place = load_without_weights(start), folder / "tokenizer"
     place.mkdir(parents=True, exist_ok=True)
     if loaded.tokenizer is not loaded.target_tokenizer:
-        loaded.tokenizer.save(place / "source.json")
-    loaded.target_tokenizer.save(place / "target.json")
+        loaded.require_tokenizer().save(place / "source.json")
+    loaded.require_target_tokenizer().save(place / "target.json")
 
 
 def _wanted(config: TranslationConfig, folder: Path, start: Path | None) -> list:

@@ -213,7 +213,9 @@ def losses(loaded: Loaded, text: Text) -> dict[str, float]:
 def _batches(loaded: Loaded, text: Text) -> list[PairBatch]:
     """The pairs of `text` once, in at most two shapes of `batch_tokens` target positions."""
     config = loaded.config
-    (source, target), special = sides(config, loaded.tokenizer, loaded.target_tokenizer)
+    (source, target), special = sides(
+        config, loaded.require_tokenizer(), loaded.require_target_tokenizer()
+    )
     try:
         pairs = bucket_pairs(
             Tokens.from_lists(source.encode_batch(text.source)),
@@ -239,6 +241,7 @@ def prepare_sources(
     then is made blank.
     """
     search, options = search_of(loaded)
+    tokenizer = loaded.require_tokenizer()
     if length:
         length = min(length, loaded.model.config.max_len)
 
@@ -246,12 +249,12 @@ def prepare_sources(
             if len(ids) <= length:
                 return line
             bare = replace(options, prefix="")
-            (own,) = source_ids([line], loaded.tokenizer, search, bare)
-            return loaded.tokenizer.decode(own[: length - 1 - len(ids) + len(own)])
+            (own,) = source_ids([line], tokenizer, search, bare)
+            return tokenizer.decode(own[: length - 1 - len(ids) + len(own)])
 
-        rows = source_ids(lines, loaded.tokenizer, search, options)
+        rows = source_ids(lines, tokenizer, search, options)
         lines = [cut(line, ids) for line, ids in zip(lines, rows, strict=True)]
-    long = set(find_too_long(loaded.model, lines, loaded.tokenizer, search, options))
+    long = set(find_too_long(loaded.model, lines, tokenizer, search, options))
     return ["" if i in long else line for i, line in enumerate(lines)], [i + 1 for i in long]
 
 

@@ -92,9 +92,9 @@ def check_inputs(loaded: Any, texts: Any, *kinds: type) -> tuple[list[Any], Toke
         )
     check_model(loaded.model, *kinds)
     config = loaded.model.config
-    source, target = loaded.tokenizer, loaded.target_tokenizer
-    source = check_tokenizer(source, config.source_vocab_size or config.vocab_size)
-    target = check_tokenizer(source if target is None else target, config.vocab_size)
+    source, target = loaded.require_tokenizer(), loaded.require_target_tokenizer()
+    source.check_fits(config.source_vocab_size or config.vocab_size)
+    target.check_fits(config.vocab_size)
     check_params(loaded.params)
     if isinstance(texts, str):
         return [texts], source, target
@@ -165,17 +165,6 @@ def check_count(name: str, value: Any, most: int | None = None) -> None:
     limits = "at least 1" if most is None else f"1 to {most}"
     if not isinstance(value, int | np.integer) or value < 1 or (most is not None and value > most):
         raise ConfigError(f"{name}={value!r}, but it must be an integer, {limits}")
-
-
-def check_tokenizer(tokenizer: Tokenizer | None, vocab_size: int) -> Tokenizer:
-    """`tokenizer`; `ConfigError` where it is None or has more ids than the model."""
-    if tokenizer is None:
-        raise ConfigError(
-            "the tokenizer is None: give the one that the model was trained with (jf.load gives "
-            "None for a folder without tokenizer files)"
-        )
-    tokenizer.check_fits(vocab_size)
-    return tokenizer
 
 
 def check_lengths(texts: Sequence[Sequence[int]], max_len: int) -> None:

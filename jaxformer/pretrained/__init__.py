@@ -1,4 +1,4 @@
-"""Published weights: folders of `transformers`, read and written.
+"""Folders of models: of `transformers`, read and written, and of runs, read.
 
 Each family has one weight map of entries *our path, name of the tensor, transform* and one list of
 settings for its config.json; both are used in both directions, on numpy arrays.
@@ -17,14 +17,19 @@ from jaxformer.pretrained.loading import (
     load,
     load_pretrained,
     load_without_weights,
+    open_folder,
 )
+from jaxformer.pretrained.published_model import PublishedModel
 from jaxformer.pretrained.run_weights import CheckpointName, RunWeights, last_steps, select_weights
 from jaxformer.pretrained.saving import save_pretrained
+from jaxformer.pretrained.trained_run import TrainedRun
 
 __all__ = [
     "CheckpointName",
     "Loaded",
+    "PublishedModel",
     "RunWeights",
+    "TrainedRun",
     "generation_json",
     "inexpressible_settings",
     "is_pretrained",
@@ -35,6 +40,7 @@ __all__ = [
     "load_pretrained",
     "load_sampling_config",
     "load_without_weights",
+    "open_folder",
     "save_pretrained",
     "select_weights",
 ]

@@ -61,11 +61,12 @@ _SAMPLED_ONLY: dict[str, Any] = {
 
 
 def load_generation_config(
-    folder: str | os.PathLike[str],
+    folder: str | os.PathLike[str], config: Mapping[str, Any] | None = None
 ) -> tuple[SearchConfig, TranslationOptions]:
     """The search settings of the encoder-decoder in `folder`, and the ids around its texts.
 
-    They are those of generation_config.json, or else of config.json. A search with them does what
+    They stand in generation_config.json, or else in config.json, whose content is `config` (None:
+    it is read). A search with them does what
     `generate` of transformers (version 5) does: scores are divided by a power of the length, and
     each step looks at a further candidate per hypothesis and EOS id.
 
@@ -81,7 +82,7 @@ def load_generation_config(
     >>> search.beam_size, search.eos, options.bos
     (6, (0,), 10)
     """
-    return _read(folder, _search_settings)
+    return _read(folder, config, _search_settings)
 
 
 def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
@@ -89,22 +90,25 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
     Raises `ConfigError` for ids outside the vocabulary.
     """
-    return _read(folder, lambda settings: settings.ids("eos_token_id", None))
+    return _read(folder, None, lambda settings: settings.ids("eos_token_id", None))
 
 
 def load_sampling_config(
-    folder: str | os.PathLike[str], max_len: int = 400
+    folder: str | os.PathLike[str],
+    max_len: int = 400,
+    config: Mapping[str, Any] | None = None,
 ) -> tuple[SamplingConfig, CompletionOptions]:
     """The settings with which the decoder in `folder` completes a text.
 
-    They are those of generation_config.json, or else of config.json, and mean what they mean in
-    `generate` of transformers (version 5): without "do_sample" the most likely token is taken.
+    They stand in generation_config.json, or else in config.json, whose content is `config` (None:
+    it is read), and mean what they mean in `generate` of transformers (version 5): without
+    "do_sample" the most likely token is taken.
     Without a length, a text grows by at most half of `max_len`, and by 200 tokens.
 
     Raises `ConfigError`, naming the key, for ids outside the vocabulary and for settings that are
     not supported.
     """
-    return _read(folder, lambda settings: _sampling_settings(settings, max_len))
+    return _read(folder, config, lambda settings: _sampling_settings(settings, max_len))
 
 
 def generation_json(
@@ -219,14 +223,20 @@ class _Settings(dict[str, Any]):
         return *(id for id in bad_ids if id not in eos), *self.ids("suppress_tokens")
 
 
-def _read(folder: str | os.PathLike[str], read: Callable[[_Settings], Result]) -> Result:
+def _read(
+    folder: str | os.PathLike[str],
+    config: Mapping[str, Any] | None,
+    read: Callable[[_Settings], Result],
+) -> Result:
     """`read` of generation_config.json, or else of config.json, and the model's vocabulary.
 
-    Settings in config.json do not count where there is a generation_config.json.
+    `config` is the content of config.json; None: it is read. Settings in config.json do not count
+    where there is a generation_config.json.
     """
     path = locate(folder)
-    config = read_json(path / "config.json")
-    content = read_json(path / "generation_config.json", default=config)
+    if config is None:
+        config = read_json(path / "config.json")
+    content = read_json(path / "generation_config.json", default=dict(config))
     settings = _Settings((key, value) for key, value in content.items() if value is not None)
     size = config.get("decoder_vocab_size") or config.get("vocab_size")
     try:

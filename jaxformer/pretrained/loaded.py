@@ -44,10 +44,10 @@ class Loaded:
     """The model, perhaps as `Ensemble` or `Patched`."""
     params: Any
     """Its parameters in nested dicts; numpy arrays where they are read from a folder."""
-    tokenizer: Tokenizer = None  # type: ignore[assignment]
-    """The tokenizer of the (source) text; None, against its type, where the folder has none."""
-    target_tokenizer: Tokenizer = None  # type: ignore[assignment]
-    """The tokenizer of the target text; None, against its type: that of the source."""
+    tokenizer: Tokenizer | None = None
+    """The tokenizer of the (source) text; None where the folder has none."""
+    target_tokenizer: Tokenizer | None = None
+    """The tokenizer of the target text; None: the one of the source."""
     settings: tuple[Setting | Unsupported, ...] = ()
     """The defaults of the pipelines."""
     config: Any = None
@@ -55,10 +55,26 @@ class Loaded:
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
-        ids = "no tokenizer"
-        if self.tokenizer is not None:
+        if self.tokenizer is None:
+            ids = "no tokenizer"
+        else:
             ids = f"a tokenizer of {self.tokenizer.vocab_size} ids"
         return f"Loaded({type(self.model).__name__} of {count:,} parameters, {ids})"
+
+    def require_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the (source) text; `ConfigError` where there is none."""
+        if self.tokenizer is None:
+            raise ConfigError(
+                "the tokenizer is None: give the one that the model was trained with (jf.load "
+                "gives None for a folder without tokenizer files)"
+            )
+        return self.tokenizer
+
+    def require_target_tokenizer(self) -> Tokenizer:
+        """The tokenizer of the target text; `ConfigError` where there is none."""
+        if self.target_tokenizer is None:
+            return self.require_tokenizer()
+        return self.target_tokenizer
 
     def choose_settings(
         self, given: tuple[Setting, ...], changes: Mapping[str, Any], *kinds: type
