@@ -52,7 +52,7 @@ _NAMES = {
     "text.tokenizers": "BOS EOS PAD Tokenizer train_bpe",
     "training": """
         OptimizerConfig TrainState causal_loss init_train_state make_optimizer make_train_step
-        masked_loss seq2seq_loss""",
+        masked_loss seq2seq_loss with_learning_rate""",
 }
 _FOLDERS = {module.partition(".")[0] for module in _NAMES}
 _MODULE_OF = {name: module for module, names in _NAMES.items() for name in names.split()}

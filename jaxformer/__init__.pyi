@@ -159,6 +159,7 @@ from jaxformer.training import (
     make_train_step,
     masked_loss,
     seq2seq_loss,
+    with_learning_rate,
 )
 
 __version__: str
@@ -261,4 +262,5 @@ __all__ = [
     "translate",
     "unstack_blocks",
     "with_attention_weights",
+    "with_learning_rate",
 ]

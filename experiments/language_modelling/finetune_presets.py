@@ -44,7 +44,7 @@ class TaskOptions(Checked):
 class FinetuneConfig(LanguageConfig):
     """A run RUNS/finetuning/NAME; model and tokenizer are those of --init_from."""
 
-    may_change: ClassVar[tuple[str, ...]] = ("sampling", "completion")
+    may_change: ClassVar[tuple[str, ...]] = LanguageConfig.may_change
     from_start: ClassVar[tuple[str, ...]] = ("sampling", "completion")
     common_options: ClassVar[tuple[str, ...]] = (
         "name",

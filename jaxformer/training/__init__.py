@@ -2,7 +2,12 @@
 
 from jaxformer.training.losses import Loss, causal_loss, masked_loss, seq2seq_loss
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
-from jaxformer.training.train_step import TrainState, init_train_state, make_train_step
+from jaxformer.training.train_step import (
+    TrainState,
+    init_train_state,
+    make_train_step,
+    with_learning_rate,
+)
 
 __all__ = [
     "Loss",
@@ -14,4 +19,5 @@ __all__ = [
     "make_train_step",
     "masked_loss",
     "seq2seq_loss",
+    "with_learning_rate",
 ]

@@ -124,7 +124,8 @@ def make_optimizer(
     is a matrix [inputs, outputs], and one with more is refused.
 
     `schedule` takes the place of `make_schedule(config)`. Without one, `init` writes the peak
-    learning rate into the state, where `update` reads it: one compiled step serves all rates.
+    learning rate into the state, where `update` reads it: one compiled step serves all rates, and a
+    restored state keeps the rate that it was saved with (`with_learning_rate` sets another).
 
     The update rules:
 

@@ -3,6 +3,7 @@
 Sums over tokens are added up over the parts of a batch and over devices, and divided once.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, cast
@@ -17,10 +18,13 @@ from jaxtyping import Num
 
 from jaxformer.errors import ConfigError, Diverged
 from jaxformer.training.losses import Loss
-from jaxformer.training.parameters import Params
+from jaxformer.training.parameters import Params, flatten, map_with_path
 
 Batch = Any
 """Any pytree of arrays [B, ...] and scalars that the loss understands."""
+
+_RATE = "hyperparams/learning_rate"
+"""The end of the path of the peak learning rate in the state of `make_optimizer`'s optimizer."""
 
 Scalar = Num[jax.Array, ""]
 Metrics = dict[str, Scalar]
@@ -74,6 +78,36 @@ def init_train_state(
     step, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
     opt_state = optimizer.init(params)
     return TrainState(step, params, opt_state, rng, average, skipped, consecutive_skips)
+
+
+def with_learning_rate(state: TrainState, learning_rate: float) -> TrainState:
+    """`state`, whose next updates have this peak learning rate.
+
+    A state keeps the rate of the optimizer that made it, also when it is restored and goes on with
+    another `OptimizerConfig`. Raises `ConfigError` for a negative rate, and for the state of an
+    optimizer that `make_optimizer` has not made, or has made with a `schedule`: that optimizer
+    itself has the rate.
+
+    >>> optimizer = jf.make_optimizer(jf.OptimizerConfig(learning_rate=0.1, warmup_steps=0))
+    >>> state = jf.init_train_state({"mean": jnp.zeros(())}, optimizer, jax.random.key(0))
+    >>> slower = jf.with_learning_rate(state, 0.01)
+    >>> [round(float(x.opt_state[-1].hyperparams["learning_rate"]), 4) for x in (state, slower)]
+    [0.1, 0.01]
+    """
+    if not 0.0 <= learning_rate < math.inf:
+        raise ConfigError(f"learning_rate={learning_rate}, but it must be finite and at least 0")
+    if not any(path.endswith(_RATE) for path in flatten(state.opt_state)):
+        raise ConfigError(
+            "the state keeps no learning rate: its optimizer has one of its own, so make that "
+            "optimizer with another rate or schedule"
+        )
+
+    def changed(path: str, leaf: jax.Array) -> jax.Array:
+        if not path.endswith(_RATE):
+            return leaf
+        return jax.device_put(np.asarray(learning_rate, leaf.dtype), leaf.sharding)
+
+    return state.replace(opt_state=map_with_path(changed, state.opt_state))
 
 
 def make_train_step(

@@ -227,7 +227,8 @@ class RunConfig(DeviceChoice):
         training += ["metrics", "loggers"]
         places = set(RunConfig.__dataclass_fields__) - {"init_from", "continue_from"}
         names = ["name", *sorted(places), *self.may_change]
-        names += ["data.validation", "data.test", *(f"training.{name}" for name in training)]
+        names += ["data.validation", "data.validation_tokens", "data.test"]
+        names += [f"training.{name}" for name in training]
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
         endless &= not is_import_name(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
