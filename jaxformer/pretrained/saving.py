@@ -1,6 +1,5 @@
 """Models of this package as folders that `transformers` loads."""
 
-import copy
 import json
 import math
 import os
@@ -337,7 +336,7 @@ def _with_template(tokenizer: Tokenizer, spec: ModelSpec) -> Tokenizer:
     if decoder or tokenizer.library_tokenizer.post_processor is not None:
         return tokenizer
     library, special = optional_dependencies.load("tokenizers"), tokenizer.special
-    changed = copy.deepcopy(tokenizer.library_tokenizer)
+    changed = tokenizer.to_library()
     bos = None if spec.kind == "encoder_decoder" else special.bos
     first, last = ([] if i is None else [tokenizer.token(i)] for i in (bos, special.eos))
     changed.post_processor = library.processors.TemplateProcessing(

@@ -63,7 +63,7 @@ def test_special_tokens_are_those_of_the_folder(tmp_path, tokenizer):
     ("source", "error", "message"),
     [
         ("{% for x %}", ConfigError, "the chat template, line 1: "),
-        ("{{ tools.name }}", ConfigError, "uses an undefined name"),
+        ("{{ date.name }}", ConfigError, "uses an undefined name"),
         ("{{ raise_exception('no system') }}", DataError, "refuses the messages: no system"),
         ("{{ messages.append(1) }}", DataError, "refuses the messages"),
     ],
@@ -71,6 +71,62 @@ def test_special_tokens_are_those_of_the_folder(tmp_path, tokenizer):
 def test_a_template_that_fails_is_refused(source, error, message):
     with pytest.raises(error, match=message):
         ChatTemplate(source, {}).render(MESSAGES)
+
+
+SPACED = """
+{{ bos_token }}
+{% for message in messages %}
+    {% if message.role == "assistant" %}
+        {{ "It says:\n" + message.content + "<end>" }}
+    {% else %}
+        {{ "Asked: " + message.content + "\n" }}
+    {% endif %}
+{% endfor %}
+TAIL
+{% if add_generation_prompt %}
+    {{ "It says:\n" }}
+{% endif %}
+"""
+
+
+@pytest.mark.parametrize("tail", ["", "\n", "\n \n", "{{ '\n' }}"])
+@pytest.mark.parametrize("count", [2, 4])
+def test_answers_are_found_where_white_space_follows_the_last_message(tail, count):
+    template = ChatTemplate(SPACED.replace("TAIL", tail), {"bos_token": "<s>"})
+    text, spans = template.answers(MESSAGES[:count])
+    assert text == template.render(MESSAGES[:count])
+    expected = ["moon<end>\n", "rain\n<end>\n"][: count // 2]
+    assert [text[slice(*span)] for span in spans] == expected
+
+
+def test_white_space_of_an_answer_is_in_it():
+    template = ChatTemplate(SPACED.replace("TAIL", "\n"), {})
+    spaced = [MESSAGES[0], {"role": "assistant", "content": "  two\n\nlines\n\n"}]
+    text, ((start, end),) = template.answers(spaced)
+    assert text[start:end] == "  two\n\nlines\n\n<end>\n"
+
+
+def test_tools_and_documents_are_none_and_null_fields_are_absent():
+    source = "{{ tools is none }} {{ documents is none }} {{ messages[0].name is defined }}"
+    assert ChatTemplate(source, {}).render([{"role": "user", "name": None}]) == "True True False"
+
+
+def test_tojson_takes_the_arguments_of_transformers():
+    source = "{{ messages[0] | tojson(separators=(',', ':'), sort_keys=true, ensure_ascii=true) }}"
+    text = ChatTemplate(source, {}).render([{"role": "user", "content": "ü"}])
+    assert text == '{"content":"\\u00fc","role":"user"}'
+    indented = ChatTemplate("{{ messages | tojson(indent=1) }}", {}).render([{"role": "user"}])
+    assert indented == '[\n {\n  "role": "user"\n }\n]'
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_a_conversation_with_tools_is_refused_as_no_template_is_given_them(name, tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({"messages": MESSAGES, name: None}) + "\n")
+    assert chat.read(PRESETS["chat"], str(path)) == [MESSAGES]
+    path.write_text(json.dumps({"messages": MESSAGES, name: [{"name": "search"}]}) + "\n")
+    with pytest.raises(DataError, match=f"x.jsonl:1: the conversation has {name}"):
+        chat.read(PRESETS["chat"], str(path))
 
 
 def test_a_template_that_drops_earlier_answers_is_refused():

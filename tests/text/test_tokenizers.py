@@ -359,6 +359,58 @@ def write(folder, files):
         (folder / name).write_bytes(content.encode())
 
 
+def with_odd_tokens():
+    """A tokenizer with added tokens of every kind, before and after its vocabulary."""
+    made = library.Tokenizer(library.models.BPE({"<s>": 0, "a": 1, "b": 2, "ab": 3}, [("a", "b")]))
+    made.normalizer = library.normalizers.Lowercase()
+    made.pre_tokenizer = library.pre_tokenizers.Metaspace(prepend_scheme="first")
+    made.decoder = library.decoders.Metaspace()
+    token = library.AddedToken
+    made.add_special_tokens([token("[X]", lstrip=True), "<s>", token("<mask>", rstrip=True)])
+    made.add_tokens([token("Ab", normalized=False, single_word=True), "ba"])
+    made.add_special_tokens(["<extra_id_0>", "<s>b"])
+    made.post_processor = library.processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", 0)]
+    )
+    return made
+
+
+def test_a_tokenizer_for_the_library_is_equal_and_may_be_changed():
+    given = with_odd_tokens()
+    tokenizer = Tokenizer(given)
+    made = tokenizer.to_library()
+    assert made.to_str() == given.to_str() == tokenizer.library_tokenizer.to_str()
+    text = "ab Ab ba abba [X]"
+    before = tokenizer.encode(text)
+    assert made.encode(text, add_special_tokens=False).ids == before
+    made.add_tokens(["abb"])
+    made.enable_truncation(1)
+    assert tokenizer.encode(text) == before
+
+
+def test_no_text_makes_a_copy_of_the_model(monkeypatch):
+    tokenizer = Tokenizer(with_odd_tokens())
+    kind = type(tokenizer.library_tokenizer.model)
+    monkeypatch.setattr("copy.deepcopy", lambda _: pytest.fail("a copy"))
+    monkeypatch.setattr("json.JSONDecoder", lambda: pytest.fail("the vocabulary as text"))
+    ((ids, offsets),) = tokenizer.encode_with_special(["a<s>b [X]"])
+    token = tokenizer.id_of
+    assert ids == [token("a"), token("<s>b"), token("[X]")]
+    assert offsets == [(0, 1), (1, 5), (5, 9)]
+    (row,) = tokenizer.encode_inputs(["a<mask>"])
+    assert row == [0, token("a"), token("<mask>")]
+    assert isinstance(tokenizer.to_library().model, kind)
+
+
+def test_the_first_and_longest_name_of_a_special_token_is_found():
+    tokenizer = Tokenizer(with_odd_tokens())
+    assert tokenizer.special_ids.keys() == {"[X]", "<s>", "<mask>", "<extra_id_0>", "<s>b"}
+    assert tokenizer.find_special_name("Ab x <s>b [X]") == "<s>b"
+    assert tokenizer.find_special_name("Ab [x] < s>") is None
+    bare = Tokenizer(library.Tokenizer(library.models.BPE({"a": 0}, [])))
+    assert bare.find_special_name("a") is None
+
+
 def test_a_folder_like_gpt2s_is_read(tmp_path):
     gpt2_folder(tmp_path)
     tokenizer = tokenizers.load(tmp_path)

@@ -26,7 +26,6 @@ from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.text.tokenizers.tokenizer import all_special_ids
 from jaxformer.training.losses import causal_loss
 
 
@@ -83,9 +82,8 @@ def encode(
         contents = [message["content"] for message in messages]
         check_messages(contents, tokenizer, f"conversation {number}: ")
     texts = [facts.answers(messages) for messages in items]
-    special = all_special_ids(tokenizer.library_tokenizer)
-    written = [text[start:end] for text, spans in texts for start, end in spans]
-    if not any(name in answer for answer in written for name in special):
+    written = (text[start:end] for text, spans in texts for start, end in spans)
+    if all(tokenizer.find_special_name(answer) is None for answer in written):
         raise ConfigError(
             "the chat template ends no answer with a special token, so a model would never learn "
             "to stop: write eos_token after each message, or start from a model that has one"

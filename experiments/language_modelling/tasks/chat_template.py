@@ -2,7 +2,9 @@
 
 import datetime
 import functools
+import itertools
 import json
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +15,6 @@ from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.records import write_json
 from jaxformer.storage import read_json
 from jaxformer.text.tokenizers import Tokenizer
-from jaxformer.text.tokenizers.tokenizer import all_special_ids
 
 TEMPLATE, _CONFIG = "chat_template.jinja", "tokenizer_config.json"
 
@@ -46,7 +47,12 @@ class ChatTemplate(NamedTuple):
         Raises `ConfigError` for a template that fails, and `DataError` where it refuses `messages`.
         """
         jinja2 = optional_dependencies.load("jinja2")
-        options = {"messages": messages, "add_generation_prompt": add_generation_prompt}
+        options = {
+            "messages": [_without_nulls(message) for message in messages],
+            "add_generation_prompt": add_generation_prompt,
+            "tools": None,
+            "documents": None,
+        }
         try:
             return _compiled(self.source).render(**options, **self.tokens)
         except jinja2.exceptions.UndefinedError as error:
@@ -59,22 +65,36 @@ class ChatTemplate(NamedTuple):
     def answers(self, messages: Sequence[Message]) -> tuple[str, list[tuple[int, int]]]:
         """The text of `messages`, and the start and end in it of each of the assistant's answers.
 
-        An answer begins after what `add_generation_prompt` writes, and includes what ends it.
-        Raises `DataError` where the template writes earlier messages otherwise when later ones
-        follow.
+        An answer begins after what `add_generation_prompt` writes, and includes what ends it. White
+        space that the template writes only after the last message is in no answer. Raises
+        `DataError` where the template writes earlier messages otherwise when later ones follow.
         """
         text, spans = self.render(messages), []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
-                before = self.render(messages[:number], add_generation_prompt=True)
-                after = self.render(messages[: number + 1])
-                if not (text.startswith(after) and after.startswith(before)):
+                asked = self.render(messages[:number], add_generation_prompt=True)
+                start = end_of_prefix(text, asked)
+                end = end_of_prefix(text, self.render(messages[: number + 1]))
+                if start is None or end is None or start > end:
                     raise DataError(
                         f"message {number + 1}: the chat template writes it otherwise when other "
                         "messages follow: give one answer in each conversation, as the last message"
                     )
-                spans.append((len(before), len(after)))
+                spans.append((start, end))
+        if spans and spans[-1][1] == len(text):
+            start, end = spans[-1]
+            spans[-1] = start, end - len(self._tail(text, messages[:-1]))
         return text, spans
+
+    def _tail(self, text: str, earlier: Sequence[Message]) -> str:
+        """The white space that ends `text` because its last message is the last one.
+
+        It is what follows `earlier` alone, and does not follow them in `text`.
+        """
+        alone = self.render(earlier)
+        end = end_of_prefix(text, alone)
+        tail = alone[end:] if end is not None and text.startswith(alone[:end]) else ""
+        return tail if tail.isspace() and text.endswith(tail) else ""
 
     def with_source(self, path: str) -> "ChatTemplate":
         """The template in the file `path`; `DataError` for one that cannot be read."""
@@ -88,6 +108,27 @@ class ChatTemplate(NamedTuple):
         """Writes the template into `folder`, as `load_template` reads it."""
         storage.write(folder / TEMPLATE, self.source.encode())
         write_json(folder / _CONFIG, dict(self.tokens))
+
+
+def end_of_prefix(text: str, prefix: str) -> int | None:
+    """The place in `text` where `prefix` ends, None if it does not begin with it.
+
+    White space may be of another length; at the end of `prefix`, what both have counts.
+
+    >>> end_of_prefix("ask: it says: yes", "ask:\nit says:  ")
+    14
+    """
+    if text.startswith(prefix):
+        return len(prefix)
+    visible = "".join(prefix.split())
+    if not "".join(text.split()).startswith(visible):
+        return None
+    places = (place for place, character in enumerate(text) if not character.isspace())
+    end = 0
+    if visible:
+        end = next(itertools.islice(places, len(visible) - 1, None)) + 1
+    space = prefix[len(prefix.rstrip()) :]
+    return end + len(os.path.commonprefix([space, text[end:]]))
 
 
 def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
@@ -122,21 +163,25 @@ def check_messages(texts: Sequence[str], tokenizer: Tokenizer, where: str = "") 
 
     In a conversation that a template has written, a model would take it for the token.
     """
-    names = sorted(all_special_ids(tokenizer.library_tokenizer))
     for text in texts:
-        written = [name for name in names if name in text]
-        if written:
+        name = tokenizer.find_special_name(text)
+        if name is not None:
             raise DataError(
-                f"{where}a message contains {written[0]!r}, the name of a special token, which a "
+                f"{where}a message contains {name!r}, the name of a special token, which a "
                 "model takes for the token: remove it"
             )
+
+
+def _without_nulls(message: Message) -> Message:
+    """`message` without the fields that are null, which transformers leaves out too."""
+    return {name: value for name, value in message.items() if value is not None}
 
 
 def read_conversations(path: Path) -> list[list[Message]]:
     """The `messages` of each line of a .jsonl file.
 
-    Raises `DataError` naming the first line without messages that have a role and a text, or
-    without an answer of the assistant.
+    Raises `DataError` naming the first line without messages that have a role and a text, without
+    an answer of the assistant, or with tools or documents, which no template is given here.
     """
     conversations = []
     for number, record in json_lines(path):
@@ -150,6 +195,12 @@ def read_conversations(path: Path) -> list[list[Message]]:
             raise DataError(
                 f"{path}:{number}: no message has the role assistant: there is nothing to learn"
             )
+        for name in ("tools", "documents"):
+            if record.get(name):
+                raise DataError(
+                    f"{path}:{number}: the conversation has {name}, which the chat template is not "
+                    "given: write them into a message of the system, or leave the line out"
+                )
         conversations.append(messages)
     if not conversations:
         raise DataError(f"{path}: there are no conversations: give at least one")
@@ -183,8 +234,21 @@ def _compiled(source: str) -> Any:
     def now(form: str) -> str:
         return datetime.datetime.now().strftime(form)
 
-    def to_json(value: Any, indent: int | None = None) -> str:
-        return json.dumps(value, ensure_ascii=False, indent=indent)  # jinja2's own escapes HTML
+    def to_json(
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """The filter of transformers, with its arguments; jinja2's own escapes HTML."""
+        return json.dumps(
+            value,
+            ensure_ascii=ensure_ascii,
+            indent=indent,
+            separators=separators,
+            sort_keys=sort_keys,
+        )
 
     environment = sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", Generation]

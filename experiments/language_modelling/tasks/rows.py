@@ -1,7 +1,6 @@
 """Texts as rows of ids for the models of several tasks."""
 
 import contextlib
-import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,8 +37,7 @@ def row_tokenizer(config: FinetuneConfig, tokenizer: Tokenizer) -> "tokenizers.T
     the texts, and no end: it has never read one, and a text's vector is that of its last token.
     """
     special, is_causal = tokenizer.special, config.objective == "causal"
-    library = copy.deepcopy(tokenizer.library_tokenizer)
-    library.encode_special_tokens = True  # a copy forgets it
+    library = tokenizer.to_library()
     if is_causal or None not in library.encode("a", "a").sequence_ids:
         begins = not is_causal or config.data.isolate_documents
         end = [] if special.eos is None or is_causal else [special.eos]

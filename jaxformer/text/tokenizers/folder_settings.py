@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxformer.errors import DataError
 from jaxformer.storage import read_json
 from jaxformer.text.tokenizers.languages import Languages
-from jaxformer.text.tokenizers.tokenizer import Tokenizer, all_special_ids
+from jaxformer.text.tokenizers.tokenizer import Tokenizer
 
 # The keys of each role; BERT's names of the first and the last token are [CLS] and [SEP].
 _ROLES = {
@@ -102,10 +102,9 @@ class FolderSettings:
         if style is None:
             return None
         before, after = style.token.split("{}")
-        others = all_special_ids(tokenizer.library_tokenizer).items()
         ids = {
             name.removeprefix(before).removesuffix(after): index
-            for name, index in others
+            for name, index in tokenizer.special_ids.items()
             if index not in tokenizer.special and name.startswith(before) and name.endswith(after)
         }
         source, target = (self.config.get(f"{side}_lang") for side in ("src", "tgt"))

@@ -1,6 +1,5 @@
 """Text to ids and back, and the special tokens: their roles and their names in vocabularies."""
 
-import copy
 import hashlib
 import json
 import os
@@ -49,9 +48,6 @@ class SpecialTokens(NamedTuple):
 
 _NOTHING = Template()
 
-# Where the list of added tokens begins in a tokenizer.json.
-_ADDED = '"added_tokens":'
-
 # T5's sentinels (Raffel et al. 2020, 3.1.4), which a text writes where a part of it is left out.
 _SENTINEL = re.compile(r"<extra_id_\d+>")
 
@@ -90,6 +86,37 @@ def find_special_tokens(
     return SpecialTokens(**{role: ids.get(name or "") for role, name in roles.items()})
 
 
+def with_same_model(
+    tokenizer: "tokenizers.Tokenizer", not_special: Set[int] = frozenset()
+) -> "tokenizers.Tokenizer":
+    """A tokenizer of the library with the parts of `tokenizer`; both hold one model.
+
+    Its texts are neither cut nor padded. The added tokens with the ids `not_special` are ordinary
+    ones in it. A copy of a model takes seconds for a vocabulary of 262,144 tokens.
+    """
+    library = optional_dependencies.load("tokenizers")
+    made = library.Tokenizer(tokenizer.model)
+    for part in ("normalizer", "pre_tokenizer", "post_processor", "decoder"):
+        value = getattr(tokenizer, part)
+        if value is not None:
+            setattr(made, part, value)
+    added = sorted(tokenizer.get_added_tokens_decoder().items())
+    made.add_tokens([_as_ordinary(x) if i in not_special else x for i, x in added])
+    return made
+
+
+def _as_ordinary(token: "tokenizers.AddedToken") -> "tokenizers.AddedToken":
+    """The added token `token`, which is not special."""
+    return optional_dependencies.load("tokenizers").AddedToken(
+        token.content,
+        single_word=token.single_word,
+        lstrip=token.lstrip,
+        rstrip=token.rstrip,
+        normalized=token.normalized,
+        special=False,
+    )
+
+
 def find_template(tokenizer: "tokenizers.Tokenizer") -> Template | None:
     """The special tokens that the tokenizer puts around a text; None: none."""
     found = None
@@ -113,8 +140,10 @@ class Tokenizer:
     `roles` names the special token of each role, or None for a role without one, where a folder
     says it; otherwise they are found by their names. `languages` are those of a translator's texts.
 
-    Attributes: `special`, the ids of the special tokens; `template`, those that it puts around a
-    text, None if it puts none; `vocab_size`, the highest id plus one.
+    Attributes: `special`, the ids of the special tokens that have a role; `special_ids`, the id of
+    every special token by its name; `template`, the special tokens that it puts around a text, None
+    if it puts none; `vocab_size`, the highest id plus one. It holds the model of the library's
+    tokenizer: a model that is trained again changes both.
 
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> ids = tokenizer.encode("a rose")
@@ -130,40 +159,53 @@ class Tokenizer:
         roles: Mapping[str, str | None] | None = None,
         languages: Languages | None = None,
     ) -> None:
-        tokenizer = copy.deepcopy(tokenizer)
+        # Truncation and padding, which a file made elsewhere may store, are left out.
+        tokenizer = with_same_model(tokenizer)
+        vocabulary = tokenizer.get_vocab()
         if roles is not None:  # `decode` leaves them out, as the folder's own tokenizer does
-            others = tokenizer.get_vocab().keys() - all_special_ids(tokenizer)
+            others = vocabulary.keys() - all_special_ids(tokenizer)
             tokenizer.add_special_tokens([name for name in roles.values() if name in others])
         # Without this "<pad>" in a text would become id 0; tokenizer.json does not store it.
         tokenizer.encode_special_tokens = True
-        # Truncation and padding may be stored in a file made elsewhere.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
         self._tokenizer = tokenizer
+        # Reads the names of special tokens as tokens, which is the setting of a new tokenizer.
+        self._with_special = with_same_model(tokenizer)
         self.roles: Mapping[str, str | None] | None = roles
         self.languages: Languages | None = languages
         self.special: SpecialTokens = find_special_tokens(tokenizer, roles)
         self.template: Template | None = find_template(tokenizer)
-        self.vocab_size: int = max(tokenizer.get_vocab().values(), default=-1) + 1
-        names = all_special_ids(tokenizer).items()
-        self._typed: set[int] = {i for name, i in names if _SENTINEL.fullmatch(name)}
+        self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self.special_ids: Mapping[str, int] = all_special_ids(tokenizer)
+        self._special_names = _any_of(self.special_ids)
+        self._typed: set[int] = {i for x, i in self.special_ids.items() if _SENTINEL.fullmatch(x)}
         if self.special.mask is not None:
             self._typed.add(self.special.mask)
-        # Made when a text has to be read with them: it takes seconds for a large vocabulary.
-        self._typed_tokenizer = None if self._typed & {*dict(names).values()} else tokenizer
+        self._typed_tokenizer = tokenizer
+        if self._typed & {*self.special_ids.values()}:
+            self._typed_tokenizer = with_same_model(tokenizer, not_special=self._typed)
+            self._typed_tokenizer.encode_special_tokens = True
         self._special_from_text: set[int] = set()
         self._vocabulary_only: dict[str, int] = {}
         if isinstance(tokenizer.model, optional_dependencies.load("tokenizers").models.Unigram):
             # "</s>" is a piece like any other of T5's, so that name would end a text.
-            self._special_from_text = {*all_special_ids(tokenizer).values()} - {self.special.unk}
+            self._special_from_text = {*self.special_ids.values()} - {self.special.unk}
             # `read_sentencepiece` puts a space in front of pieces that its model does not have.
-            vocabulary = tokenizer.get_vocab().items()
-            self._vocabulary_only = {x[1:]: i for x, i in vocabulary if x.startswith(" ")}
+            pieces = vocabulary.items()
+            self._vocabulary_only = {x[1:]: i for x, i in pieces if x.startswith(" ")}
 
     @property
     def library_tokenizer(self) -> "tokenizers.Tokenizer":
         """The tokenizer of the `tokenizers` library; do not change it."""
         return self._tokenizer
+
+    def to_library(self) -> "tokenizers.Tokenizer":
+        """A new tokenizer of the `tokenizers` library with the same parts, which may be changed.
+
+        The names of special tokens in a text are text to it. Both hold one model.
+        """
+        made = with_same_model(self._tokenizer)
+        made.encode_special_tokens = True
+        return made
 
     @property
     def fingerprint(self) -> str:
@@ -225,20 +267,8 @@ class Tokenizer:
                 "a text: leave it out"
             )
         check_list("texts", texts)
-        rows = self._encode(self._with_typed_tokens(), list(texts))
+        rows = self._encode(self._typed_tokenizer, list(texts))
         return [[*first, *row, *last] for row in rows]
-
-    def _with_typed_tokens(self) -> "tokenizers.Tokenizer":
-        """The library's tokenizer, to which the names of typed tokens in a text are tokens."""
-        if self._typed_tokenizer is None:
-            typed, (before, start, after) = self._typed, self._tokenizer.to_str().partition(_ADDED)
-            added, end = json.JSONDecoder().raw_decode(after)
-            for token in added:
-                token["special"] = token["special"] and token["id"] not in typed
-            text = before + start + json.dumps(added) + after[end:]
-            self._typed_tokenizer = type(self._tokenizer).from_str(text)
-            self._typed_tokenizer.encode_special_tokens = True
-        return self._typed_tokenizer
 
     def _encode(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
         kept: set[int] = self._typed if tokenizer is self._typed_tokenizer else set()
@@ -262,10 +292,13 @@ class Tokenizer:
         written, such as a chat template; `encode` takes all names for text.
         """
         check_list("texts", texts)
-        tokenizer = copy.deepcopy(self._tokenizer)
-        tokenizer.encode_special_tokens = False
-        encodings = tokenizer.encode_batch(list(texts), add_special_tokens=False)
+        encodings = self._with_special.encode_batch(list(texts), add_special_tokens=False)
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
+
+    def find_special_name(self, text: str) -> str | None:
+        """The first name of a special token in `text`, or None."""
+        found = self._special_names.search(text)
+        return found.group() if found else None
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids` without special tokens; `DataError` for an id without a token."""
@@ -320,6 +353,12 @@ class Tokenizer:
             return [index]
         model = self._tokenizer.model
         return [piece.id for x in self.token(index) for piece in model.tokenize(x)]
+
+
+def _any_of(names: Iterable[str]) -> re.Pattern[str]:
+    """The pattern of any of `names`; of two at one place the longer one."""
+    longest_first = sorted(filter(None, names), key=len, reverse=True)
+    return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
 
 def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
