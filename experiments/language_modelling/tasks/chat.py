@@ -108,7 +108,7 @@ def encode(
             f"no answer begins within {length} tokens of its conversation: give a larger "
             "--data.seq_len"
         )
-    tokens = pad_right(rows, len(rows), length + 1, tokenizer.special.pad or 0)
+    tokens = pad_right(rows, len(rows), length + 1, tokenizer.padding_id)
     return Encoded(
         items, StreamBatch(tokens, np.array(counts), np.arange(len(rows), dtype=np.int32))
     )

@@ -91,7 +91,7 @@ def encode(
     tokenizer.encode_batch([text for _, *texts in items for text in texts])  # or `DataError`
     texts = [row[1] if len(row) == 2 else row[1:] for row in items]
     encodings = row_tokenizer(config, tokenizer).encode_batch(texts)
-    return Encoded(items, rows_of(config, encodings, numbers))
+    return Encoded(items, rows_of(config, tokenizer, encodings, numbers))
 
 
 def outputs(model: Any) -> Callable[[Any, Any], Any]:

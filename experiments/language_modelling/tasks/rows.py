@@ -59,14 +59,21 @@ def row_tokenizer(config: FinetuneConfig, tokenizer: Tokenizer) -> "tokenizers.T
             ],
         )
     library.enable_truncation(config.data.seq_len)
-    library.enable_padding(length=config.data.seq_len, pad_id=special.pad or 0)
+    library.enable_padding(length=config.data.seq_len, pad_id=tokenizer.padding_id)
     return library
 
 
 def rows_of(
-    config: FinetuneConfig, encodings: Sequence["tokenizers.Encoding"], labels: np.ndarray
+    config: FinetuneConfig,
+    tokenizer: Tokenizer,
+    encodings: Sequence["tokenizers.Encoding"],
+    labels: np.ndarray,
 ) -> LabelledBatch:
-    """Rows as arrays, with token types where the model tells two texts apart by them."""
+    """Rows as arrays, with token types where the model tells two texts apart by them.
+
+    Raises `DataError` for a token that `tokenizer` has and the model lacks.
+    """
+    tokenizer.check_ids([each.ids for each in encodings])
     has_types = config.objective == "masked" and config.model.embeddings.num_types > 1
     count = len(encodings)
     return LabelledBatch(

@@ -89,7 +89,7 @@ def encode(
             answers.append(_label(each, places))
             of.append(number)
             offsets.append(places)
-    examples = rows_of(config, windows, np.array(answers, np.int32))
+    examples = rows_of(config, tokenizer, windows, np.array(answers, np.int32))
     return Encoded(items, examples, Windows(np.array(of), np.stack(offsets)))
 
 

@@ -71,6 +71,12 @@ class MaskedStream:
                     f"masked rows need a {role} token and the vocabulary has none; train the "
                     "tokenizer with MASKED_SPECIAL_TOKENS"
                 )
+        for role, index in special._asdict().items():
+            if index is not None and index >= vocab_size:
+                raise DataError(
+                    f"the {role} token has the id {index}, but the model has only {vocab_size} "
+                    "ids: train a tokenizer of its own"
+                )
         least, layout = (5, "bos, A, eos, B, eos") if next_sentence else (3, "bos, a token, eos")
         if seq_len < least:
             raise ConfigError(f"seq_len must be at least {least} ({layout}), got {seq_len}")

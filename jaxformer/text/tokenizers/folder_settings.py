@@ -65,6 +65,7 @@ class FolderSettings:
         if "added_tokens_decoder" not in config:
             config |= read_json(folder / "special_tokens_map.json", default={})
         self.config: dict[str, Any] = config
+        self._model: dict[str, Any] = model
         kind = config.get("tokenizer_class") or model.get("tokenizer_class")
         kind = kind or _CLASSES.get(str(model.get("model_type")), "")
         self.kind: str = str(kind).removesuffix("Fast")
@@ -82,6 +83,14 @@ class FolderSettings:
         if value is not default and not isinstance(value, bool):
             raise DataError(f"{self._path}: {name} must be true or false, got {value!r}")
         return value
+
+    def vocab_size(self, key: str) -> int | None:
+        """The number of ids of the model, the number `key` of config.json; None: it does not say.
+
+        Without a number of its own the target's side has that of the source's.
+        """
+        value = self._model.get(key) or self._model.get("vocab_size")
+        return value if type(value) is int and value > 0 else None
 
     def name_of(self, key: str) -> str | None:
         """The token of a key such as "bos_token", which may be an object with its content."""

@@ -45,7 +45,8 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     A folder has the files of one of `TOKENIZER_FILES`: `tokenizer.json`, or two SentencePiece
     models and `vocab.json` (Marian), byte-level BPE (GPT-2), WordPiece (BERT), or a SentencePiece
     model (T5, M2M100). `tokenizer_config.json` and `special_tokens_map.json` name the roles of
-    special tokens, further tokens, and the languages of a translator. For Marian this is the
+    special tokens, further tokens, and the languages of a translator; `config.json` says how many
+    ids the model has. For Marian this is the
     tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
@@ -63,7 +64,10 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
         settings = FolderSettings(path.parent, said.name)
         languages = settings.config.get("languages")
         return Tokenizer(
-            _read_json(path), settings.roles, Languages(**languages) if languages else None
+            _read_json(path),
+            settings.roles,
+            Languages(**languages) if languages else None,
+            settings.config.get("model_vocab_size"),
         )
     read = _reader(path)
     if read is None:
@@ -71,19 +75,27 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
             f"{path}: a tokenizer's folder holds "
             f"{', or '.join(' and '.join(names) for names in TOKENIZER_FILES)}; this one does not"
         )
-    return _of_folder(path, read)
+    return _of_folder(path, read, "vocab_size")
 
 
 def _of_folder(
-    folder: Path, read: Callable[[Path, FolderSettings], "tokenizers.Tokenizer"]
+    folder: Path,
+    read: Callable[[Path, FolderSettings], "tokenizers.Tokenizer"],
+    vocab_size_key: str,
 ) -> Tokenizer:
-    """What `read` gives, with the roles and the languages that the folder names."""
+    """What `read` gives, with the roles and the languages that the folder names.
+
+    The key in config.json is that of the number of ids of the model's side that the texts are of.
+    """
     settings = FolderSettings(folder)
     made = read(folder, settings)
     _clean_up_spaces(made, settings)
-    tokenizer = Tokenizer(made, settings.roles)
+    model_vocab_size = settings.vocab_size(vocab_size_key)
+    tokenizer = Tokenizer(made, settings.roles, None, model_vocab_size)
     languages = settings.languages(tokenizer)
-    return Tokenizer(made, settings.roles, languages) if languages else tokenizer
+    if languages is None:
+        return tokenizer
+    return Tokenizer(made, settings.roles, languages, model_vocab_size)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -103,7 +115,8 @@ def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     marian = (path / name for name in _MARIAN)
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
         return source, source
-    return source, _of_folder(path, partial(_read_marian, side="target"))
+    read_target = partial(_read_marian, side="target")
+    return source, _of_folder(path, read_target, "decoder_vocab_size")
 
 
 def digest(folder: str | os.PathLike[str]) -> str:

@@ -139,11 +139,14 @@ class Tokenizer:
 
     `roles` names the special token of each role, or None for a role without one, where a folder
     says it; otherwise they are found by their names. `languages` are those of a translator's texts.
+    `model_vocab_size` is the number of ids of the model that reads them, where that is known: some
+    published models have fewer than their tokenizer. Tokens added to the vocabulary may have
+    further ids, and a text that gives one is refused.
 
     Attributes: `special`, the ids of the special tokens that have a role; `special_ids`, the id of
     every special token by its name; `template`, the special tokens that it puts around a text, None
-    if it puts none; `vocab_size`, the highest id plus one. It holds the model of the library's
-    tokenizer: a model that is trained again changes both.
+    if it puts none; `vocab_size`, the highest id that a text may have plus one. It holds the model
+    of the library's tokenizer: a model that is trained again changes both.
 
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> ids = tokenizer.encode("a rose")
@@ -158,6 +161,7 @@ class Tokenizer:
         tokenizer: "tokenizers.Tokenizer",
         roles: Mapping[str, str | None] | None = None,
         languages: Languages | None = None,
+        model_vocab_size: int | None = None,
     ) -> None:
         # Truncation and padding, which a file made elsewhere may store, are left out.
         tokenizer = with_same_model(tokenizer)
@@ -175,6 +179,12 @@ class Tokenizer:
         self.special: SpecialTokens = find_special_tokens(tokenizer, roles)
         self.template: Template | None = find_template(tokenizer)
         self.vocab_size: int = max(vocabulary.values(), default=-1) + 1
+        self._has_more_ids = False
+        if model_vocab_size is not None and model_vocab_size < self.vocab_size:
+            added = tokenizer.get_added_tokens_decoder()
+            if all(i in added for i in vocabulary.values() if i >= model_vocab_size):
+                self.vocab_size = model_vocab_size
+                self._has_more_ids = True
         self.special_ids: Mapping[str, int] = all_special_ids(tokenizer)
         self._special_names = _any_of(self.special_ids)
         self._typed: set[int] = {i for x, i in self.special_ids.items() if _SENTINEL.fullmatch(x)}
@@ -213,12 +223,48 @@ class Tokenizer:
         return hashlib.sha256(self._tokenizer.to_str().encode()).hexdigest()
 
     def check_fits(self, vocab_size: int) -> None:
-        """Raises `ConfigError` for ids outside the `vocab_size` ids of a model."""
+        """Raises `ConfigError` where texts have ids outside the `vocab_size` ids of a model."""
         if self.vocab_size > vocab_size:
             raise ConfigError(
                 f"the tokenizer has {self.vocab_size} ids, but the model has only {vocab_size}: "
                 "give the tokenizer that the model was trained with"
             )
+        for role in ("bos", "eos"):
+            index = getattr(self.special, role)
+            if index is not None and index >= vocab_size:
+                raise ConfigError(
+                    f"the tokenizer's {role}_token {self._tokenizer.id_to_token(index)!r} has the "
+                    f"id {index}, but the model has only {vocab_size} ids: give the tokenizer that "
+                    "the model was trained with"
+                )
+
+    @property
+    def padding_id(self) -> int:
+        """The id that fills rows up: that of padding, 0 without one.
+
+        Raises `DataError` for an id that the model lacks.
+        """
+        index = self.special.pad or 0
+        if index >= self.vocab_size:
+            raise DataError(
+                f"rows are filled up with {self._tokenizer.id_to_token(index)!r}, which has the id "
+                f"{index}, but the model's ids end at {self.vocab_size - 1}: name another "
+                "pad_token in tokenizer_config.json"
+            )
+        return index
+
+    def check_ids(self, rows: Sequence[Sequence[int]]) -> None:
+        """Raises `DataError`, naming its text and its token, for an id that the model lacks."""
+        if not self._has_more_ids:
+            return
+        for number, row in enumerate(rows, start=1):
+            index = max(row, default=0)
+            if index >= self.vocab_size:
+                raise DataError(
+                    f"text {number} of {len(rows)} has the token "
+                    f"{self._tokenizer.id_to_token(index)!r} with the id {index}, but the model's "
+                    f"ids end at {self.vocab_size - 1}: leave it out of the text"
+                )
 
     def token(self, index: int) -> str:
         """The token with the id `index`, as in the vocabulary; `DataError` if there is none."""
@@ -242,7 +288,9 @@ class Tokenizer:
     def encode_batch(self, lines: Sequence[str]) -> list[list[int]]:
         """The ids of every line; see `encode`."""
         check_list("texts", lines)
-        return self._encode(self._tokenizer, list(lines))
+        rows = self._encode(self._tokenizer, list(lines))
+        self.check_ids(rows)
+        return rows
 
     def encode_inputs(
         self,
@@ -268,7 +316,9 @@ class Tokenizer:
             )
         check_list("texts", texts)
         rows = self._encode(self._typed_tokenizer, list(texts))
-        return [[*first, *row, *last] for row in rows]
+        rows = [[*first, *row, *last] for row in rows]
+        self.check_ids(rows)
+        return rows
 
     def _encode(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
         kept: set[int] = self._typed if tokenizer is self._typed_tokenizer else set()
@@ -293,6 +343,7 @@ class Tokenizer:
         """
         check_list("texts", texts)
         encodings = self._with_special.encode_batch(list(texts), add_special_tokens=False)
+        self.check_ids([encoding.ids for encoding in encodings])
         return [(encoding.ids, encoding.offsets) for encoding in encodings]
 
     def find_special_name(self, text: str) -> str | None:
@@ -321,15 +372,20 @@ class Tokenizer:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the tokenizer to the file `path` as JSON, completely or not at all.
 
-        The roles and languages that a folder said go to a file beside it, in which `load` finds
-        them: tokenizer_config.json for tokenizer.json.
+        The roles and languages that a folder said, and the number of ids of a model that has fewer,
+        go to a file beside it, in which `load` finds them: tokenizer_config.json for
+        tokenizer.json.
         """
         with replacing(path) as unfinished:
             unfinished.write_text(self._tokenizer.to_str(pretty=True), encoding="utf-8")
+        named: dict[str, Any] = {}
         if self.roles is not None:
-            named: dict[str, Any] = {f"{role}_token": name for role, name in self.roles.items()}
+            named = {f"{role}_token": name for role, name in self.roles.items()}
             if self.languages is not None:
                 named["languages"] = self.languages._asdict()
+        if self._has_more_ids:
+            named["model_vocab_size"] = self.vocab_size
+        if named:
             with replacing(config_path(to_path(path))) as unfinished:
                 unfinished.write_text(json.dumps(named, indent=2), encoding="utf-8")
 
