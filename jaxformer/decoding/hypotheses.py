@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int, Int32, Real, Shaped
 
 from jaxformer.decoding.logits_processors import LogitsProcessor
 from jaxformer.decoding.settings import LogitsConfig
+from jaxformer.ops.manual_axes import varying_axes
 from jaxformer.ops.partitioning import axis_that_divides, partitioned
 
 State = TypeVar("State", bound=Any)
@@ -251,7 +252,7 @@ def _top_k_of_parts(
         in_specs=spec,
         out_specs=(spec, spec),
         axis_names={*jax.sharding.get_abstract_mesh().auto_axes},
-        check_vma=False,
+        check_vma=bool(varying_axes(rows)),
     )(rows)
     # Among equal numbers the first is chosen: that of the first part, and in it the first.
     best, chosen = jax.lax.top_k(values, count)

@@ -9,6 +9,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxformer.ops.dense import QuantizedMatrix
+from jaxformer.ops.manual_axes import check_differentiable
 from jaxformer.ops.masks import AnyArray
 from jaxformer.ops.partitioning import POSITION_AXES, partitioned
 
@@ -39,6 +40,7 @@ def lookup(
 def _lookup_of_positions(
     table: Float[Array, "V D"], ids: Int[Array, "B T"], dtype: Any
 ) -> Float[Array, "B T D"]:
+    check_differentiable((table, ids))
     vocabulary = len(table)
 
     def sum_own_rows(part: jax.Array, ids: jax.Array) -> jax.Array:

@@ -11,6 +11,7 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxformer.ops.manual_axes import shape_like, vary_alike, varying_axes
 from jaxformer.ops.partitioning import axis_that_divides
 
 _LANES = 128
@@ -61,8 +62,9 @@ def _write_tiles(
     key: Array, value: Array, new_key: Array, new_value: Array, start: Array
 ) -> tuple[Array, Array]:
     """`write_tiles`, also of arrays without an axis K, on each device of the current mesh."""
+    is_checked = bool(varying_axes((key, value, new_key, new_value, start)))
     arrays = [x if x.ndim == 4 else x[:, None] for x in (key, value, new_key, new_value)]
-    written = _on_mesh(*arrays[0].shape[:2])(*arrays, start)
+    written = _on_mesh(*arrays[0].shape[:2], is_checked)(*arrays, start)
     return written[0].reshape(key.shape), written[1].reshape(value.shape)
 
 
@@ -72,19 +74,26 @@ def _write_tiles_jvp(primals: Any, tangents: Any) -> Any:
     return _write_tiles(*primals), write_plainly(key, value, new_key, new_value, primals[-1])
 
 
-def _on_mesh(rows: int, heads: int) -> Callable[..., tuple[Array, Array]]:
-    """`write_tiles`, of the rows that a device has along "data" and the heads along "tensor"."""
+def _on_mesh(rows: int, heads: int, is_checked: bool) -> Callable[..., tuple[Array, Array]]:
+    """`write_tiles`, of the rows that a device has along "data" and the heads along "tensor".
+
+    `is_checked` says whether the arrays vary along axes of a `jax.shard_map` around it.
+    """
+
+    def write_alike(*arrays: Array) -> tuple[Array, Array]:
+        return write_tiles(*vary_alike(arrays))
+
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.auto_axes or mesh.size == 1:
-        return write_tiles
+        return write_alike
     starts = PartitionSpec(axis_that_divides("data", rows))
     divided = PartitionSpec(*starts, axis_that_divides("tensor", heads))
     return jax.shard_map(
-        write_tiles,
+        write_alike,
         in_specs=(divided, divided, divided, divided, starts),
         out_specs=(divided, divided),
         axis_names={*mesh.auto_axes},
-        check_vma=False,
+        check_vma=is_checked,
     )
 
 
@@ -150,7 +159,7 @@ def write_tiles(
             in_specs=[spec_of_new(key_tile, 1), spec_of_new(value_tile, 0), *of_cache],
             out_specs=of_cache,
         ),
-        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (key, value)],
+        out_shape=[shape_like(x, x.shape, x.dtype) for x in (key, value)],
         input_output_aliases={3: 0, 4: 1},
         interpret=interpret,
         name="write_rows",

@@ -124,9 +124,10 @@ def make_train_step(
     named auxiliary sums such as {"correct": ...}. `grad_accumulation` splits the batch into parts
     that are differentiated one after the other. `reduce` adds the sums over devices that each hold
     a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
-    axis_name="data")`, under `jax.shard_map` with either value of `check_vma`. Neither changes the
-    gradient, because sums are divided once, at the end. After n updates the decay of the average
-    is the smaller of `ema_decay` and (1 + n) / (10 + n): a short training forgets its first values.
+    axis_name="data")`, under `jax.shard_map` with either value of `check_vma` (with False where its
+    `axis_names` leave axes to XLA). Neither changes the gradient, because sums are divided once, at
+    the end. After n updates the decay of the average is the smaller of `ema_decay` and
+    (1 + n) / (10 + n): a short training forgets its first values.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
 

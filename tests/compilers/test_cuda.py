@@ -131,6 +131,29 @@ def test_cudnn_computes_calls_of_all_families_on_every_mesh(h100s, axes):
     assert counts(program)["cudnn"] == 4 * 2
 
 
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_documents_have_cudnn_in_a_map_over_all_axes_whatever_check_vma_is(h100s, check_vma):
+    mesh = Mesh(np.array(h100s(4)).reshape(2, 2), ("data", "tensor"))
+    rows = PartitionSpec("data")
+
+    @partial(jax.shard_map, in_specs=rows, out_specs=rows, check_vma=check_vma)
+    def gradient(q, segments):
+        mask = AttentionMask(causal=True, query_segments=segments, key_segments=segments)
+
+        def total(q):
+            return jnp.sum(auto_attention(q, q, q, mask, scale=0.1).astype(jnp.float32))
+
+        return jax.grad(total)(q)
+
+    leaf = partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, rows))
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(gradient).lower(
+            leaf((6, 256, 4, 64), jnp.bfloat16), leaf((6, 256), jnp.int32)
+        )
+    text = lowered.as_text()
+    assert text.count("__cudnn$fmha") >= 2 and "triton" in text
+
+
 def test_heads_of_256_have_cudnn_on_a_hopper_that_is_not_here(h100s):
     mesh = Mesh([h100s(1)[0]], ("data",))
     leaf = jax.ShapeDtypeStruct((2, 64, 3, 256), jnp.bfloat16)

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh
 
 from experiments import plan, registry
 from experiments.harness import cli, planning
@@ -29,6 +30,7 @@ from experiments.language_modelling.presets import PRESETS
 from experiments.translation import plan as translation_plan
 from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
 from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.ops.attention import DeviceInfo
 from jaxformer.text.data import MaskedBatch, PairBatch, StreamBatch, plan_buckets
 from tests.two_processes import finished, start
 
@@ -345,6 +347,13 @@ def test_a_gpu_that_is_compiled_for_is_the_one_of_the_data_sheet(name):
     assert 3.9 <= known.bfloat16 / (2 * rate * 1e9) <= 32
     assert known.float32 == pytest.approx(known.bfloat16 / 2, rel=0.01)
     assert known.share == cli.GPU_MEMORY_SHARE
+    of_cuda = text.split("cuda_compute_capability {")[1].split("}")[0]
+    numbers = dict(re.findall(r"(\w+): (\d+)", of_cuda))
+    device = jax.sharding.AbstractDevice(facts["name"].strip('"'), 1, "gpu")
+    mesh = AbstractMesh((1,), ("data",), abstract_device=device)
+    with jax.sharding.use_abstract_mesh(mesh):
+        capability = int(numbers["major"]), int(numbers.get("minor", 0))
+        assert DeviceInfo.current().capability == capability
 
 
 def test_all_machines_but_tpus_and_a_cpu_can_be_compiled_for():

@@ -38,6 +38,7 @@ from jaxformer.ops.attention.kernel import (
     unsupported,
 )
 from jaxformer.ops.dropout import keep_columns
+from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 
 _BACKEND = "jax.experimental.pallas.triton"
@@ -272,10 +273,11 @@ def _has_backend() -> bool:
     return True
 
 
-def _output_like(x: Any, size: int) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
-    """An output with the shape of `x` [B, L, heads, F], in blocks of `size` positions."""
-    block = pl.BlockSpec((None, size, None, x.shape[3]), lambda i, b, n: (b, i, n, 0))
-    return jax.ShapeDtypeStruct(x.shape, x.dtype), block
+def _in_blocks(
+    output: jax.ShapeDtypeStruct, size: int
+) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
+    """An `output` [B, L, heads, F], in blocks of `size` positions."""
+    return output, pl.BlockSpec((None, size, None, output.shape[3]), lambda i, b, n: (b, i, n, 0))
 
 
 def make_plan(spec: AttentionSpec, scale: float, interpret: bool) -> Tiling:
@@ -338,10 +340,10 @@ def _forward(plan: Tiling, q: Array, k: Array, v: Array, arrays: MaskArrays, wor
     batch, queries, heads, _ = q.shape
     bounds = block_bounds(plan, arrays, plan.long[0], plan.short[1])
     inputs = Inputs(bounds, q, k, v, arrays, words)
-    out = jax.ShapeDtypeStruct((batch, queries, heads, v.shape[3]), v.dtype)
-    log_sum = jax.ShapeDtypeStruct((batch, heads, queries), jnp.float32)
+    out = shape_like(q, (batch, queries, heads, v.shape[3]), v.dtype)
+    log_sum = shape_like(q, (batch, heads, queries), jnp.float32)
     of_block = pl.BlockSpec((None, None, plan.long[0]), lambda i, b, n: (b, n, i))
-    outputs = [_output_like(out, plan.long[0]), (log_sum, of_block)]
+    outputs = [_in_blocks(out, plan.long[0]), (log_sum, of_block)]
     computed = _call_kernel(plan, _forward_kernel, inputs, 1, outputs)
     out, log_sum = checkpoint_name(computed, FLASH_RESIDUALS)
     return out, (q, k, v, arrays, words, out, log_sum)
@@ -354,9 +356,10 @@ def _backward(plan: Tiling, saved: Any, d_out: Array):
     (long_q, long_k), (short_q, short_k) = plan.long, plan.short
     bounds = block_bounds(plan, arrays, long_q, short_k)
     inputs = Inputs(bounds, q, k, v, arrays, words, d_out.astype(v.dtype), log_sum, inner)
-    (dq,) = _call_kernel(plan, _query_kernel, inputs, 1, [_output_like(q, long_q)])
+    of_q, of_k, of_v = (shape_like(x, x.shape, x.dtype) for x in (q, k, v))
+    (dq,) = _call_kernel(plan, _query_kernel, inputs, 1, [_in_blocks(of_q, long_q)])
     inputs = inputs._replace(bounds=block_bounds(plan, arrays, short_q, long_k, of_keys=True))
-    outputs = [_output_like(x, long_k) for x in (k, v)]
+    outputs = [_in_blocks(of_k, long_k), _in_blocks(of_v, long_k)]
     dk, dv = _call_kernel(plan, _key_value_kernel, inputs, plan.group, outputs)
     return dq, dk, dv, None, None
 

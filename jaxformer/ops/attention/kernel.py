@@ -15,6 +15,7 @@ from jaxtyping import Float, Int32, UInt32
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.dropout import DropoutMask
+from jaxformer.ops.manual_axes import check_differentiable, vary_alike
 from jaxformer.ops.masks import AttentionMask, check_mask
 from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 
@@ -66,10 +67,12 @@ _CAPABILITIES = {
         (7, 0): "V100",
         (7, 5): "T4",
         (8, 0): "A100 A30",
-        (8, 6): "A10 A40",
-        (8, 9): "L4 L40 L40S",
+        (8, 6): "A10 A10G A40 A6000",
+        (8, 9): "L4 L40 L40S Ada",
         (9, 0): "H100 H200 GH200",
         (10, 0): "B200 GB200",
+        (10, 3): "B300 GB300",
+        (12, 0): "Blackwell",
     }.items()
     for word in words.split()
 }
@@ -197,9 +200,13 @@ def on_mesh(
     of the call (`part_of_device`). `arguments` are the axes of each argument, or of all arrays of
     one that is a tree; an array without rows, or with one for all, is whole on each device.
     """
+
+    def attend_alike(*given: Any) -> Array:
+        return attend(*vary_alike(given))
+
     mesh = jax.sharding.get_abstract_mesh()
     if not mesh.auto_axes or mesh.size == 1:
-        return attend
+        return attend_alike
     part = part_of_device(spec)
     row_axes = ROW_AXES if part.batch < spec.batch else None
     head_axes = tuple(partitioned(HEAD_AXES)) if part.heads < spec.heads else None
@@ -213,6 +220,7 @@ def on_mesh(
         return PartitionSpec(*entries)
 
     def mapped(*given: Any) -> Array:
+        check_differentiable(given)
         in_specs = tuple(
             jax.tree.map(lambda leaf, axes=axes: divide(leaf.shape, axes), argument)
             for argument, axes in zip(given, arguments, strict=True)

@@ -23,6 +23,7 @@ from jax.experimental.pallas import tpu as pltpu
 
 from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Tiling
 from jaxformer.ops.dropout import keep_elements
+from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.masks import MASKED_LOGIT
 
 _DEFAULT_MEMORY = 2**24  # which the compiler grants in any case
@@ -36,7 +37,7 @@ def forward(plan: Tiling, q: Any, k: Any, v: Any, segments: Any, words: Any) -> 
 
     In the second, row h of the 8 is head h of the group.
     """
-    out = jax.ShapeDtypeStruct(q.shape, v.dtype)
+    out = shape_like(q, q.shape, v.dtype)
     sums = (q.shape[0], q.shape[2] // plan.width, SUBLANES, plan.queries)
     at_q, at_sum, in_specs = _specs(plan, segments, words)
     bq, width = plan.block_q, plan.width
@@ -46,7 +47,7 @@ def forward(plan: Tiling, q: Any, k: Any, v: Any, segments: Any, words: Any) -> 
         grid=(q.shape[0], *plan.grid),
         in_specs=in_specs,
         out_specs=[at_q, at_sum],
-        out_shape=[out, jax.ShapeDtypeStruct(sums, jnp.float32)],
+        out_shape=[out, shape_like(q, sums, jnp.float32)],
         scratch_shapes=[
             pltpu.VMEM((plan.packed, width, bq), q.dtype),
             pltpu.VMEM((width, bq), jnp.float32),
@@ -80,8 +81,8 @@ def backward(
         in_specs=[*in_specs, at_q, at_sum, at_q],
         out_specs=[at_q, at_all, at_all],
         out_shape=[
-            jax.ShapeDtypeStruct(q.shape, dtype),
-            *(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (k, v)),
+            shape_like(q, q.shape, dtype),
+            *(shape_like(x, x.shape, x.dtype) for x in (k, v)),
         ],
         scratch_shapes=[
             *(pltpu.VMEM((plan.packed, width, bq), q.dtype) for _ in range(2)),
