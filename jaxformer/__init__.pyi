@@ -1,266 +1,161 @@
-"""The public names for type checkers; `__init__.py` imports each when it is first used."""
+"""The public names by purpose, for type checkers and for `__init__.py`, which reads them here."""
 
-from jaxformer.checkpoint import (
-    Checkpoints,
-)
-from jaxformer.config import (
-    BERT_BASE,
-    GPT2,
-    LLAMA3_8B,
-    TRANSFORMER_BASE,
-    TRANSFORMER_BIG,
-    Alibi,
-    AttentionOptions,
-    EmbeddingOptions,
-    FeedForwardOptions,
-    Learned,
-    Llama3,
-    NoPositions,
-    NormOptions,
-    OutputOptions,
-    PositionScheme,
-    Relative,
-    Rotary,
-    Sinusoidal,
-    TransformerConfig,
-    WindowOptions,
-    Yarn,
-    positional_encoding,
-)
-from jaxformer.decoding import (
-    CompletionOptions,
-    SamplingConfig,
-    SearchConfig,
-    TranslationOptions,
-    beam_search,
-    sample,
-)
-from jaxformer.distributed import (
-    replicated,
-    sharded,
-    single,
-)
-from jaxformer.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    Diverged,
-    MissingExtra,
-)
-from jaxformer.nn.attention import (
-    MultiHeadAttention,
-)
-from jaxformer.nn.axes import (
-    Axes,
-    parameter_axes,
-)
-from jaxformer.nn.blocks import (
-    Block,
-)
-from jaxformer.nn.cache import (
-    Cache,
-)
-from jaxformer.nn.embeddings import (
-    Embedding,
-)
-from jaxformer.nn.feed_forward import (
-    FeedForward,
+"""Models, and the modules that they are made of"""
+from jaxformer.nn.models import (
+    DecoderOnly as DecoderOnly,
+    EncoderDecoder as EncoderDecoder,
+    EncoderOnly as EncoderOnly,
 )
 from jaxformer.nn.heads import (
-    Classifier,
-    MaskedLanguageModel,
+    MaskedLanguageModel as MaskedLanguageModel,
+    Classifier as Classifier,
+    TokenClassifier as TokenClassifier,
+    SpanPredictor as SpanPredictor,
 )
-from jaxformer.nn.inspection import (
-    Patched,
-    read_taps,
-    tap_names,
-    with_attention_weights,
+from jaxformer.nn.stack import Stack as Stack, Encoder as Encoder
+from jaxformer.nn.blocks import Block as Block
+from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
+from jaxformer.nn.feed_forward import FeedForward as FeedForward
+from jaxformer.nn.norm import Norm as Norm
+from jaxformer.nn.embeddings import Embedding as Embedding
+from jaxformer.nn.cache import Cache as Cache
+from jaxformer.ops.masks import AttentionMask as AttentionMask
+from jaxformer.ops.dropout import DropoutRng as DropoutRng
+from jaxformer.ops.attention import auto_attention as auto_attention
+from jaxformer.ops.cross_entropy import cross_entropy as cross_entropy
+
+"""The recipe of a model, position schemes and published sizes"""
+from jaxformer.config import (
+    TransformerConfig as TransformerConfig,
+    AttentionOptions as AttentionOptions,
+    WindowOptions as WindowOptions,
+    FeedForwardOptions as FeedForwardOptions,
+    NormOptions as NormOptions,
+    EmbeddingOptions as EmbeddingOptions,
+    OutputOptions as OutputOptions,
 )
-from jaxformer.nn.models import (
-    DecoderOnly,
-    EncoderDecoder,
-    EncoderOnly,
+from jaxformer.config import (
+    PositionScheme as PositionScheme,
+    Sinusoidal as Sinusoidal,
+    Learned as Learned,
+    Rotary as Rotary,
+    Relative as Relative,
+    Alibi as Alibi,
+    NoPositions as NoPositions,
+    Linear as Linear,
+    Llama3 as Llama3,
+    Yarn as Yarn,
+    positional_encoding as positional_encoding,
 )
-from jaxformer.nn.norm import (
-    Norm,
+from jaxformer.config import (
+    TRANSFORMER_BASE as TRANSFORMER_BASE,
+    TRANSFORMER_BIG as TRANSFORMER_BIG,
+    GPT2 as GPT2,
+    BERT_BASE as BERT_BASE,
+    LLAMA3_8B as LLAMA3_8B,
 )
-from jaxformer.nn.stack import (
-    Encoder,
-    Stack,
-)
-from jaxformer.nn.stacked_blocks import (
-    stack_blocks,
-    unstack_blocks,
-)
-from jaxformer.nn.taps import (
-    tap,
-)
-from jaxformer.ops.attention import (
-    auto_attention,
-)
-from jaxformer.ops.cross_entropy import (
-    cross_entropy,
-)
-from jaxformer.ops.dropout import (
-    DropoutRng,
-)
-from jaxformer.ops.masks import (
-    AttentionMask,
+
+"""Weights in, text in, text out"""
+from jaxformer.pretrained import (
+    load as load,
+    open_folder as open_folder,
+    Loaded as Loaded,
+    load_pretrained as load_pretrained,
+    save_pretrained as save_pretrained,
 )
 from jaxformer.pipelines import (
-    complete,
-    embed,
-    make_step_fn,
-    score,
-    translate,
+    complete as complete,
+    stream as stream,
+    translate as translate,
+    score as score,
+    score_pairs as score_pairs,
+    fill_mask as fill_mask,
+    embed as embed,
 )
-from jaxformer.pipelines.ensemble import (
-    Ensemble,
-    stack_members,
+from jaxformer.pipelines import make_step_fn as make_step_fn
+from jaxformer.pipelines.ensemble import Ensemble as Ensemble, stack_members as stack_members
+from jaxformer.decoding import (
+    CompletionOptions as CompletionOptions,
+    TranslationOptions as TranslationOptions,
+    SamplingConfig as SamplingConfig,
+    SearchConfig as SearchConfig,
+    sample as sample,
+    beam_search as beam_search,
 )
-from jaxformer.pipelines.fill_mask import (
-    fill_mask,
-)
-from jaxformer.pretrained import (
-    load_pretrained,
-    save_pretrained,
-)
-from jaxformer.pretrained.loaded import (
-    Loaded,
-)
-from jaxformer.pretrained.loading import (
-    load,
-    open_folder,
+
+"""Text, tokens and batches"""
+from jaxformer.text.tokenizers import (
+    Tokenizer as Tokenizer,
+    train_bpe as train_bpe,
+    train_words as train_words,
+    train_characters as train_characters,
+    BOS as BOS,
+    EOS as EOS,
+    PAD as PAD,
 )
 from jaxformer.text.data import (
-    MaskedBatch,
-    MaskedStream,
-    PairBatch,
-    Stream,
-    StreamBatch,
-    bucket_pairs,
+    Tokens as Tokens,
+    Stream as Stream,
+    MaskedStream as MaskedStream,
+    Mixture as Mixture,
+    bucket_pairs as bucket_pairs,
+    StreamBatch as StreamBatch,
+    MaskedBatch as MaskedBatch,
+    PairBatch as PairBatch,
 )
-from jaxformer.text.metrics import (
-    score_translations,
-)
-from jaxformer.text.tokenizers import (
-    BOS,
-    EOS,
-    PAD,
-    Tokenizer,
-    train_bpe,
+from jaxformer.text.metrics import score_translations as score_translations
+
+"""Training"""
+from jaxformer.training import (
+    causal_loss as causal_loss,
+    seq2seq_loss as seq2seq_loss,
+    masked_loss as masked_loss,
+    OptimizerConfig as OptimizerConfig,
+    make_optimizer as make_optimizer,
 )
 from jaxformer.training import (
-    OptimizerConfig,
-    TrainState,
-    causal_loss,
-    init_train_state,
-    make_optimizer,
-    make_train_step,
-    masked_loss,
-    seq2seq_loss,
-    with_learning_rate,
+    TrainState as TrainState,
+    init_train_state as init_train_state,
+    make_train_step as make_train_step,
+    with_learning_rate as with_learning_rate,
+)
+from jaxformer.training.lora import (
+    add_adapters as add_adapters,
+    merge_adapters as merge_adapters,
+    adapter_loss as adapter_loss,
+)
+
+"""Devices and checkpoints"""
+from jaxformer.distributed import (
+    single as single,
+    replicated as replicated,
+    sharded as sharded,
+    make_mesh as make_mesh,
+)
+from jaxformer.checkpoint import Checkpoints as Checkpoints
+
+"""Looking inside a model"""
+from jaxformer.nn.taps import tap as tap
+from jaxformer.nn.inspection import (
+    tap_names as tap_names,
+    read_taps as read_taps,
+    Patched as Patched,
+    with_attention_weights as with_attention_weights,
+)
+from jaxformer.nn.axes import parameter_axes as parameter_axes
+from jaxformer.nn.stacked_blocks import (
+    stack_blocks as stack_blocks,
+    unstack_blocks as unstack_blocks,
+)
+
+"""Errors"""
+from jaxformer.errors import (
+    ConfigError as ConfigError,
+    DataError as DataError,
+    CheckpointError as CheckpointError,
+    Diverged as Diverged,
+    MissingExtra as MissingExtra,
 )
 
 __version__: str
-
-__all__ = [
-    "Alibi",
-    "AttentionMask",
-    "AttentionOptions",
-    "Axes",
-    "BERT_BASE",
-    "BOS",
-    "Block",
-    "Cache",
-    "CheckpointError",
-    "Checkpoints",
-    "Classifier",
-    "CompletionOptions",
-    "ConfigError",
-    "DataError",
-    "DecoderOnly",
-    "Diverged",
-    "DropoutRng",
-    "EOS",
-    "Embedding",
-    "EmbeddingOptions",
-    "Encoder",
-    "EncoderDecoder",
-    "EncoderOnly",
-    "Ensemble",
-    "FeedForward",
-    "FeedForwardOptions",
-    "GPT2",
-    "LLAMA3_8B",
-    "Learned",
-    "Llama3",
-    "Loaded",
-    "MaskedBatch",
-    "MaskedLanguageModel",
-    "MaskedStream",
-    "MissingExtra",
-    "MultiHeadAttention",
-    "NoPositions",
-    "Norm",
-    "NormOptions",
-    "OptimizerConfig",
-    "OutputOptions",
-    "PAD",
-    "PairBatch",
-    "Patched",
-    "PositionScheme",
-    "Relative",
-    "Rotary",
-    "SamplingConfig",
-    "SearchConfig",
-    "Sinusoidal",
-    "Stack",
-    "Stream",
-    "StreamBatch",
-    "TRANSFORMER_BASE",
-    "TRANSFORMER_BIG",
-    "Tokenizer",
-    "TrainState",
-    "TransformerConfig",
-    "TranslationOptions",
-    "WindowOptions",
-    "Yarn",
-    "__version__",
-    "auto_attention",
-    "beam_search",
-    "bucket_pairs",
-    "causal_loss",
-    "complete",
-    "cross_entropy",
-    "embed",
-    "fill_mask",
-    "init_train_state",
-    "load",
-    "load_pretrained",
-    "make_optimizer",
-    "make_step_fn",
-    "make_train_step",
-    "masked_loss",
-    "open_folder",
-    "parameter_axes",
-    "positional_encoding",
-    "read_taps",
-    "replicated",
-    "sample",
-    "save_pretrained",
-    "score",
-    "score_translations",
-    "seq2seq_loss",
-    "sharded",
-    "single",
-    "stack_blocks",
-    "stack_members",
-    "tap",
-    "tap_names",
-    "train_bpe",
-    "translate",
-    "unstack_blocks",
-    "with_attention_weights",
-    "with_learning_rate",
-]
+__all__: list[str]

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import re
 import sys
 from importlib.metadata import version
 from pathlib import Path
@@ -45,10 +46,16 @@ def test_the_package_alone_texts_and_models_each_load_only_what_they_need():
 
 
 def test_type_checkers_and_python_find_every_public_name_in_the_same_place():
-    public = set(jaxformer.__all__) - {"__version__"}
-    assert public == set(checked_imports())
+    assert set(jaxformer.__all__) == set(checked_imports()) | {"__version__"}
     for name, module in checked_imports().items():
         assert getattr(jaxformer, name) is getattr(importlib.import_module(module), name)
+
+
+def test_help_begins_with_a_page_of_the_public_names_by_purpose():
+    first, _, _ = jaxformer.__doc__.partition("\nCLASSES")
+    lines = first.splitlines()
+    assert len(lines) < 70 and max(map(len, lines)) <= 100
+    assert set(checked_imports()) <= set(re.findall(r"\w+", first))
 
 
 def test_the_version_is_that_of_the_installed_package():

@@ -30,7 +30,10 @@ class NoScaling(Checked):
 
 @dataclass(frozen=True)
 class Linear(NoScaling):
-    """Divides all rates by `factor` (Chen et al. 2023)."""
+    """Divides all rates by `factor` (Chen et al. 2023).
+
+    >>> positions = jf.Rotary(scaling=jf.Linear(factor=4.0))
+    """
 
     factor: Annotated[float, Range(1)] = 1.0
     """The length of texts divided by that in training."""

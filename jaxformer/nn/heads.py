@@ -149,6 +149,12 @@ class TokenClassifier(CheckedModule):
 
     `backbone` is an `EncoderOnly`, or any module with a `config` that returns what it does (Devlin
     et al. 2019, section 5.3).
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.TokenClassifier(jf.EncoderOnly(config), classes=3)
+    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)[0].shape
+    (2, 5, 3)
     """
 
     backbone: nn.Module
@@ -173,6 +179,12 @@ class SpanPredictor(CheckedModule):
     """A dense layer that gives each token's logits of being the first and the last of an answer.
 
     `backbone` is as that of `TokenClassifier` (Devlin et al. 2019, section 4.2).
+
+    >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.SpanPredictor(jf.EncoderOnly(config))
+    >>> tokens, real = jnp.ones((2, 5), int), jnp.ones((2, 5), bool)
+    >>> jax.eval_shape(model.init_with_output, jax.random.key(0), tokens, real)[0].shape
+    (2, 2, 5)
     """
 
     backbone: nn.Module

@@ -83,7 +83,13 @@ def add_adapters(
 
 
 def merge_adapters(params: Params) -> Params:
-    """`params` without adapters, each matrix with the product of its adapter added."""
+    """`params` without adapters, each matrix with the product of its adapter added.
+
+    >>> adapter = {"a": jnp.ones((5, 2)), "b": jnp.ones((2, 7)), "scale": jnp.float32(0.5)}
+    >>> merged = merge_adapters({"kernel": jnp.zeros((5, 7)), "kernel_lora": adapter})
+    >>> float(merged["kernel"][0, 0])
+    1.0
+    """
     leaves = _flatten(params)
     merged = _without_adapters(leaves)
     for path in merged:
@@ -94,7 +100,11 @@ def merge_adapters(params: Params) -> Params:
 
 
 def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
-    """`loss` of the merged parameters, without a gradient by those that `frozen` matches."""
+    """`loss` of the merged parameters; parameters whose path matches `frozen` get no gradient.
+
+    >>> model = jf.DecoderOnly(jf.GPT2)
+    >>> loss = adapter_loss(jf.causal_loss(model))
+    """
     return freeze_gradient(
         lambda params, batch, rng: loss(merge_adapters(params), batch, rng), frozen
     )
