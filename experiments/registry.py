@@ -30,7 +30,7 @@ NAMES = {
 def parse(args: Sequence[str], options: T, description: str | None) -> tuple[ModuleType, Any, T]:
     """The experiment among the words `args`, its configuration, and the `options` of the command.
 
-    The experiment is a known name, else the first word. The words end the process as those of
+    The experiment is a known name, else the first word. The words end the process as the words of
     `cli.parse` do.
     """
     first = next(iter(args), "--help")
@@ -67,7 +67,7 @@ def find(name: str) -> ModuleType:
 
 
 def planned(name: str) -> Any:
-    """What `plan` compiles of an experiment; `ConfigError` for one that says nothing of it."""
+    """The programs of an experiment, for `plan`; `ConfigError` for one that names none."""
     module = find(name)
     value = _part(module, "planned", "plan")
     if value is None:

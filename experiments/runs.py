@@ -82,7 +82,7 @@ class PlotOptions(Checked):
         *("loss", "validation_loss", "validation_bleu"),
         *("learning_rate", "grad_norm", "tokens_per_second"),
     )
-    """Names in metrics.jsonl; those that no run has are left out."""
+    """Names in metrics.jsonl; a name that no run has is left out."""
     output: str = "curves.svg"
     """File of the picture; its ending chooses the format (.svg, .png, .pdf)."""
 
@@ -134,7 +134,7 @@ def compare(options: CompareOptions) -> None:
 
     Runs whose settings differ in the seed alone are one row: mean, deviation and 95 % intervals of
     a score of the test text, and the difference from the first row with tests. The weights of each
-    run are those that its validation chose.
+    run are the ones that its validation chose.
     """
     comparison = compare_runs(options.runs, options.metric, options.baseline)
     print(tables.render(comparison, options.format))
@@ -174,7 +174,7 @@ def plot(options: PlotOptions) -> None:
 def page(options: PageOptions) -> None:
     """Writes an HTML page: scores, curves and samples; of one run also attention and settings.
 
-    Of several runs those whose settings differ in the seed alone are one row and one curve.
+    Several runs whose settings differ in the seed alone are one row and one curve.
     """
     folders = [storage.to_path(run) for run in options.runs]
     output = folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html")

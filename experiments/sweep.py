@@ -69,9 +69,9 @@ def sweep(
     """Trains variants of the run `config`, each with `seeds` seeds, in this process.
 
     A variant is one of `cells`, dotted names of settings and their values, with one combination of
-    the values in `vary`. `loggers` and `values` are those of `train`. `experiment` is its name or
+    the values in `vary`. `loggers` and `values` are as in `train`. `experiment` is its name or
     module (empty: the one that configs of this class belong to). Returns the results of the cells
-    by their names, without those that failed; the screen says which, and `failed/` why.
+    by their names, without failed ones; the screen says which, and `failed/` why.
     """
     module = registry.find(experiment) if experiment else registry.of_config(config)
     base = named_values.with_values(replace(config, name=name), **values)
@@ -89,7 +89,7 @@ def name_cells(
 ) -> dict[str, Overrides]:
     """The cells of each of `variants` with each combination of values, by their names.
 
-    Each has `seeds` seeds, from that of `config` on; one with a seed of its own is one cell. A name
+    Each has `seeds` seeds, from `config`'s on; one with a seed of its own is one cell. A name
     has the last words of the settings, as in `learning_rate=0.001,seed=0`. Raises `ConfigError` for
     two cells of one name.
     """
@@ -155,7 +155,7 @@ def open_cells(experiment: ModuleType, config: Any, cells: Mapping[str, Override
 
 
 def train_cells(experiment: ModuleType, runs: list[Any], loggers: Sequence[Logger] = ()) -> None:
-    """Trains those of `runs` that are not finished, one after the other.
+    """Trains each of `runs` that is not finished, one after the other.
 
     An error ends its cell alone, and is written to failed/CELL.json; a signal ends all.
     """

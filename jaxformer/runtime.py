@@ -17,14 +17,14 @@ import jax.numpy as jnp
 Result = TypeVar("Result")
 
 # The first option leaves only matrix products to XLA's library for CPUs. The library's reductions
-# and elementwise loops, which are small in a Transformer, take longer than those that XLA compiles.
+# and elementwise loops, which are small in a Transformer, take longer than XLA's own loops.
 # The second option computes sums in one pass. In windows they are more exact (the gradient of 2,400
 # rows of 64 tokens to 1.2e-6, not 2.7e-6), but a step takes a tenth longer.
 CPU_OPTIONS = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_DOT",
     "xla_disable_hlo_passes": "tree_reduction_rewriter",
 }
-"""Compiler options for a CPU; those that its XLA does not know are left out."""
+"""Compiler options for a CPU, without the ones that its XLA does not know."""
 
 GPU_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": "0"}
 """Compiler options for a GPU: else XLA joins small products of one input, and takes their gradients

@@ -215,7 +215,7 @@ def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
 def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The path of a new local file that becomes `path` when the block ends, unless it raises.
 
-    Each writer has a file of its own, so that of several at once the last one wins. An `OSError`
+    Each writer has a file of its own, so that the last of several at once wins. An `OSError`
     that names no file gets the name of `path`.
     """
     path = Path(path)
@@ -230,7 +230,7 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Within it, an `OSError` that names no file, as that of a write, gets the name `path`."""
+    """Within it, an `OSError` that names no file, as a failed write's, gets the name `path`."""
     try:
         yield
     except OSError as error:
@@ -298,7 +298,7 @@ def lengths(folder: Path) -> dict[str, int]:
         root = f"{folder}/".partition("://")[2]
         with suppress(FileNotFoundError):
             for name, info in folder.request("find", str(folder), detail=True).items():
-                if name.startswith(root):  # the name of another folder may begin as that of this
+                if name.startswith(root):  # another folder's name may begin with this one's
                     files[name.removeprefix(root)] = info["size"]
     else:
         for top, _, names in os.walk(folder):

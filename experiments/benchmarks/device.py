@@ -253,13 +253,13 @@ COLLECTIVES: dict[str, Callable[[Any, str], Any]] = {
     "all_to_all": lambda x, axis: jax.lax.all_to_all(x, axis, 0, 0),
     "ppermute": _shift,
 }
-"""What each of n devices along an axis does with its block [n, W]."""
+"""Work of each of n devices along an axis on its block [n, W]."""
 
 
 def collective(name: str, axis: str, mesh: Mesh, size: float) -> Case:
     """The collective along `axis`, on blocks of `size` bytes a device.
 
-    "sent_bytes" are those that a device sends around a ring. Raises `CaseFailed` where a small call
+    "sent_bytes" count what a device sends around a ring. Raises `CaseFailed` where a small call
     has another result than on one device.
     """
     count, everyone = mesh.shape[axis], PartitionSpec(mesh.axis_names)

@@ -50,7 +50,7 @@ def params_of(config: TransformerConfig) -> Any:
 def jax_sample(work: GreedyText) -> Case:
     """Prompt and `sample` as one compiled program.
 
-    "bytes" are those that the steps read: parameters in the type of the model, and the cache.
+    "bytes" counts what the steps read: parameters in the type of the model, and the cache.
     """
     model = DecoderOnly(work.model)
     params = jax.tree.map(jnp.asarray, params_of(work.model))

@@ -46,7 +46,7 @@ def overfit(config: Any, prepared: Any) -> Batches:
 
 
 class Elements(Protocol):
-    """What is read of a grain `MapDataset`: its length, and the element of a number."""
+    """The part of a grain `MapDataset` that is read: its length, and the element of a number."""
 
     def __len__(self) -> int: ...
 

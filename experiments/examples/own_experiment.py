@@ -93,7 +93,7 @@ class Sequences(NamedTuple):
 
 
 def held_out(config: LanguageConfig) -> Sequences:
-    """Other sequences than those of training, the same for every seed: scores are comparable."""
+    """Other sequences than the training's, the same for every seed: scores are comparable."""
     return Sequences(config.data.batch_size, seed=1_000_003)
 
 
@@ -173,11 +173,11 @@ planned = PlannedTraining(
     ),
     others=lambda *_: {},
 )
-"""What `python -m experiments.plan experiments.examples.own_experiment` compiles."""
+"""The experiment that `python -m experiments.plan experiments.examples.own_experiment` compiles."""
 
 
 def page_contents(folder: Path, options: Any, texts: Sequence[str] = ()) -> Contents:
-    """What a page shows besides scores and curves: the weights, and two sequences."""
+    """Content of a page besides scores and curves: the weights, and two sequences."""
     params = options.weights.read(single())
     tokens = Sequences(2, 0).batch(0).tokens.tolist()
     return Contents(params, [], {"sequence and its reverse": list(map(str, tokens))})

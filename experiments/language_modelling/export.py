@@ -54,7 +54,7 @@ def published(options: ExportOptions) -> exporting.Published:
     if like and generation is not None:
         published, _ = load_sampling_config(like, config.model.max_len)
         if generation in (published, SamplingConfig()):
-            generation = None  # that of the folder is kept
+            generation = None  # the folder's is kept
     labels: list[str] = []
     files: dict[str, str] = {}
     task = _TASKS[config.objective]

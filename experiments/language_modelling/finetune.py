@@ -67,7 +67,7 @@ def train(
 ) -> TrainResult:
     """Learns the task from the newest checkpoint on, and scores the result on the test examples.
 
-    `values` and `loggers` are as those of `language_modelling.train`.
+    `values` and `loggers` are as in `language_modelling.train`.
     """
     config = training.with_values(config, **values)
     kind = TASKS[config.task.kind]

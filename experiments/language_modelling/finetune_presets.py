@@ -37,12 +37,12 @@ class TaskOptions(Checked):
     max_answer_tokens: Count = 30
     """Longest answer in tokens (spans)."""
     chat_template: str = ""
-    """A file with a chat template in Jinja (chat); empty: that of the folder it starts from."""
+    """A file with a chat template in Jinja (chat); empty: the template of its start."""
 
 
 @dataclass(frozen=True)
 class FinetuneConfig(LanguageConfig):
-    """A run RUNS/finetuning/NAME; model and tokenizer are those of --init_from."""
+    """A run RUNS/finetuning/NAME; model and tokenizer come from --init_from."""
 
     may_change: ClassVar[tuple[str, ...]] = LanguageConfig.may_change
     from_start: ClassVar[tuple[str, ...]] = ("sampling", "completion")

@@ -21,7 +21,7 @@ from jaxformer.text.tokenizers import Tokenizer
 def with_start(config: FinetuneConfig) -> FinetuneConfig:
     """`config` with the model, the tokenizer and the settings of sampling of what it starts from.
 
-    Dropout, dtype and initializer stay those of `config`, and so does sampling that is not the
+    Dropout, dtype and initializer stay as in `config`, and so does sampling that is not the
     default. A run that has begun no longer needs what it started from. Raises `ConfigError` for a
     run that starts from nothing.
     """

@@ -68,7 +68,7 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
 
 
 def parse(args: list[str] | None = None) -> GenerateOptions:
-    """The options of the command line, over those that the run was made with."""
+    """The options of the command line, over the options that the run was made with."""
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--run", default=_RUN)
     run = finder.parse_known_args(args)[0].run

@@ -71,8 +71,8 @@ def describe(folder: str | Path, loaded: Loaded) -> LanguageConfig:
 def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     """`config` with the sizes and the tokenizer of what it starts from, if it names something.
 
-    Dropout, dtype and initializer stay those of `config`, and so does the tokenizer of a run that
-    continues another. Raises `ConfigError` for a model of another objective than that of `config`.
+    Dropout, dtype and initializer stay as in `config`, and so does the tokenizer of a run that
+    continues another. Raises `ConfigError` for a model of another objective than in `config`.
     """
     folder = parent.start_folder(config, "language_modelling")
     if folder is None:
@@ -95,7 +95,7 @@ def start_settings(
 ) -> tuple[C | LanguageConfig, str]:
     """The settings of what is `loaded` from the `folder` that a run starts from, and its tokenizer.
 
-    The `experiment` is that of the run.
+    The `experiment` is the run's.
     """
     if loaded.config is None:
         return describe(folder, loaded), str(folder)

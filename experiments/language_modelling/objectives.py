@@ -21,7 +21,7 @@ class Objective(NamedTuple):
 
     `model` is a class of models, and `inputs(batch)` the arguments of its `__call__`.
     `loss(model, loss_chunk=...)` is minimised on the batches of `stream`; `measure` is reported of
-    held-out text on those of `iterate_once`. `iterate_labelled` gives held-out batches with all
+    held-out text on batches of `iterate_once`. `iterate_labelled` gives held-out batches with all
     labels that `loss` needs. A step on a placed batch costs `flops(sizes, batch)`.
     """
 

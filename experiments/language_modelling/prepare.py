@@ -74,7 +74,7 @@ class MixedText(NamedTuple):
 class Prepared(NamedTuple):
     """The text, ready to train on. `model` has the size of the tokenizer's vocabulary.
 
-    Of a mixture, `train` and `validation` are those of its first text; `mixture` has all of them.
+    For a mixture, `train` and `validation` belong to its first text; `mixture` has all of them.
     """
 
     model: TransformerConfig
@@ -346,7 +346,7 @@ def _write(
 ) -> None:
     """Puts the ids of `part` into the run's folder, and then notes what they are.
 
-    Of ids that others made only the note is written.
+    For ids that others made only the note is written.
     """
     path = folder / "data" / f"{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

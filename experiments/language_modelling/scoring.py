@@ -26,7 +26,7 @@ from jaxformer.text.metrics import Likelihood
 
 
 class Measured(NamedTuple):
-    """What is measured of one text, or of several together."""
+    """Measurements of one text, or of several together."""
 
     likelihood: Likelihood
     losses: list[dict[str, float]]
@@ -122,7 +122,7 @@ def validation_scores(loaded: Loaded, data: Prepared, step: int) -> dict[str, fl
 
 
 def _user_scores(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[str, float]:
-    """The user's loss of the validation `text`, in rows as those of the training, and metrics."""
+    """The user's loss of the validation `text`, in rows as in the training, and metrics."""
     config, objective = loaded.config, objective_of(loaded.config)
     batches = objective.iterate_labelled(
         text.tokens, loaded.require_tokenizer(), config, config.data.seq_len
@@ -151,7 +151,7 @@ def scores_of(config: LanguageConfig, likelihood: Likelihood) -> dict[str, float
 def write_losses(folder: Path, name: str, losses: Sequence[dict[str, float]]) -> None:
     """Writes samples/NAME-losses.tsv in the run's `folder`: nats and tokens of each batch.
 
-    Of several processes the first one writes.
+    The first of several processes writes.
     """
     if not distributed.is_first():
         return

@@ -49,7 +49,7 @@ def files(part: Part) -> list[Path]:
     Test suites, generated tables and optional parts (tkinter, ensurepip, ..) are left out. Of
     each of `PACKAGES`, files go to "test" in the order of a hash of their path until they hold
     15 % of its bytes, and the rest to "train"; all others go by the same hash, about 90/5/5. The
-    text is that of the running Python, and differs a little from version to version. Raises
+    text is the running Python's, and differs a little from version to version. Raises
     `DataError` where the library's source is not installed.
     """
     folder = root()

@@ -77,7 +77,7 @@ def norm(config: TransformerConfig) -> nn.LayerNorm:
 def check(config: TransformerConfig, changes: dict[str, Any], preset: str) -> None:
     """Raises `ConfigError` for a choice that the reference does not have; `preset` has none.
 
-    What it does not offer must be the default of `TransformerConfig`, or as in `changes`.
+    A setting that it lacks must be the default of `TransformerConfig`, or as in `changes`.
     """
     plain = dotted_fields(TransformerConfig(vocab_size=1, d_model=1, d_ff=1, num_heads=1)) | changes
     for name, value in dotted_fields(config).items():

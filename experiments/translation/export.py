@@ -38,7 +38,7 @@ class ExportOptions(exporting.ExportOptions):
 
 
 def published(options: ExportOptions) -> exporting.Published:
-    """The run that `options` name, in Marian's layout, or in that of the folder of its tokenizers.
+    """The run that `options` name, in Marian's layout, or in the layout of its tokenizers' folder.
 
     Raises `ConfigError` for a model that the layout cannot hold.
     """
@@ -83,7 +83,7 @@ class MarianLayout(NamedTuple):
 def marian_layout(
     model: EncoderDecoder, params: Mapping[str, Any], tokenizer: Tokenizer, search: SearchConfig
 ) -> MarianLayout:
-    """The model, tokenizer and search with Marian's ids; those of `tokenizer` are replaced.
+    """The model, tokenizer and search with Marian's ids, which replace the ids of `tokenizer`.
 
     The translations are the same where `search` suppresses padding and BOS and renormalizes, since
     neither has a probability in the result. Raises `ConfigError` unless the model reads BOS as a

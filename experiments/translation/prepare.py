@@ -35,7 +35,7 @@ S = TypeVar("S", SearchConfig, TranslationOptions)
 
 @dataclass(frozen=True)
 class Side:
-    """What gives the lines of one side of the pairs their ids."""
+    """The encoder of the lines of one side of the pairs."""
 
     encode_batch: Callable[[list[str]], list[list[int]]]
     """The ids of each line, without EOS where the batches add it; none for a blank line."""
@@ -98,7 +98,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
 def with_start(config: TranslationConfig) -> TranslationConfig:
     """`config` with the sizes, the ids and the search of what it starts from, if it does.
 
-    Dropout and dtype stay those of `config`, and so do settings of the search that are not the
+    Dropout and dtype stay as in `config`, and so do settings of the search that are not the
     defaults. Raises `ConfigError` for a model that does not translate, or has no tokenizer.
     """
     folder = parent.start_folder(config, EXPERIMENT)
@@ -121,7 +121,7 @@ def with_start(config: TranslationConfig) -> TranslationConfig:
 
 
 def _over(below: S, settings: S) -> S:
-    """`below` with those of `settings` that are not the defaults."""
+    """`below` with each of `settings` that is not the default."""
     default = type(settings)()
     values = {field.name: getattr(settings, field.name) for field in fields(settings)}
     changes = {name: x for name, x in values.items() if x != getattr(default, name)}

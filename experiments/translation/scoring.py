@@ -60,7 +60,7 @@ def evaluate(
 ) -> Result:
     """The best translation of each source line of `text`, scored against its raw target lines.
 
-    `language` is that of the target lines (empty: the run's), `tokenize` as in
+    `language` is the language of the target lines (empty: the run's), `tokenize` as in
     `score_translations`. With `lowercased` also after lower-casing, punctuation normalisation and
     Moses tokenisation. A run's own metrics come last. A line of more than `max_len` tokens gets an
     empty translation, and a warning on stderr; a run whose sources are cut is scored so, too.
@@ -237,7 +237,7 @@ def prepare_sources(
 ) -> tuple[list[str], list[int]]:
     """`lines` as the model can read them, and the numbers, from 1, of those made blank.
 
-    What follows `length` tokens of a line is cut off, unless that is 0; a line that is too long
+    A line is cut after `length` tokens, unless that is 0; a line that is too long
     then is made blank.
     """
     search, options = search_of(loaded)

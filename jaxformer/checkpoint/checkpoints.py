@@ -125,7 +125,7 @@ class Checkpoints:
                 self._is_writing = False
 
     def annotate(self, step: int, metadata: dict[str, Any], metric: float | None = None) -> None:
-        """Adds `metadata` and the `metric` to `step`, such as those of its validation.
+        """Adds `metadata` and the `metric` to `step`, such as its validation's.
 
         Waits for the save of this step. No-op where that save has failed.
         """
@@ -244,7 +244,7 @@ class Checkpoints:
     ) -> dict[str, Any]:
         """The mean of the field `tree` of the states of `steps`, in the stored dtype.
 
-        The result is nested dicts of numpy arrays. With `shardings`, such as those of a `Strategy`,
+        The result is nested dicts of numpy arrays. With `shardings`, such as a `Strategy`'s,
         the arrays are read to the devices that `shardings(tree of shapes)` says. Either way the
         host holds, besides the result, a part of one array. The mean is summed in float64; Vaswani
         et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints. Adapters are

@@ -105,7 +105,7 @@ def read_mean(states: Sequence[Path], tree: str, shardings: Shardings | None = N
 
 
 def stored_arrays(state: Path, tree: str) -> Any:
-    """What orbax knows of the arrays of the field `tree`: their names, shapes and dtypes."""
+    """Orbax's metadata of the arrays of the field `tree`: names, shapes and dtypes."""
     with reading(state):
         stored = ocp.PyTreeCheckpointHandler().metadata(epath.Path(str(state))).tree
     if not stored.get(tree):

@@ -178,7 +178,7 @@ def _is_alive(holder: dict[str, Any]) -> bool:
         return False
     if holder["host"] != socket.gethostname():
         return True
-    if holder["pid"] == os.getpid():  # or that of a process before a restart of this container
+    if holder["pid"] == os.getpid():  # or of a process before a restart of this container
         return holder["token"] in _held
     try:
         os.kill(holder["pid"], 0)

@@ -99,7 +99,7 @@ def read(folder: Path) -> Manifest:
         text = path.read_bytes()
     rest = text[len(_start(b"")) :]
     if text != _start(rest) + rest:
-        raise CheckpointError(f"{path} is damaged: its bytes are not those that were written")
+        raise CheckpointError(f"{path} is damaged: its bytes are not what was written")
     try:
         content = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -117,7 +117,7 @@ def read(folder: Path) -> Manifest:
 def check_lengths(folder: Path, manifest: Manifest, lengths: dict[str, int]) -> None:
     """Raises `CheckpointError`, with the file, if one is missing or has another length.
 
-    `lengths` are those of the files in `folder`, as `storage.lengths` returns them.
+    `lengths` are the lengths of the files in `folder`, as `storage.lengths` returns them.
     """
     for name, (length, _) in manifest.files.items():
         path = folder / name
@@ -139,7 +139,7 @@ def check(folder: Path, manifest: Manifest) -> None:
         with _reading(path):
             same = list(storage.length_and_sum(path)) == manifest.files[name]
         if not same:
-            raise CheckpointError(f"{path} is damaged: its CRC-32 is not that of what was saved")
+            raise CheckpointError(f"{path} is damaged: it has not the CRC-32 of what was saved")
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(check_sum, manifest.files):

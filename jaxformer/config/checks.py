@@ -170,7 +170,7 @@ def _out_of_range(value: Any, allowed: Any) -> _Mistake | None:
 
 
 def _sentence(value: Any, kinds: tuple[Any, ...], mistakes: list[_Mistake | None]) -> str:
-    """What is wrong with a value that is of none of `kinds`, and what is allowed."""
+    """The mistake of a value that is of none of `kinds`, and what is allowed."""
     texts = [mistake.text for mistake in mistakes if mistake and mistake.text]
     if len(texts) == len(kinds) or (texts and not isinstance(value, bool | NoneType)):
         return texts[0]

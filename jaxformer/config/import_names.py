@@ -171,7 +171,7 @@ def _record_of(field: str, value: Any) -> Path:
 
 
 def _is_ours(name: str, field: str) -> bool:
-    """Whether `name` is that of a model, a block or a part that this package defines."""
+    """Whether `name` names a model, a block or a part that this package defines."""
     package = name.partition(".")[0].partition(":")[0]
     if package not in ("jaxformer", "experiments"):
         return False

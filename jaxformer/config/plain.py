@@ -1,7 +1,7 @@
 """Configurations as plain JSON and back, with errors that name a field.
 
 A field may hold a *part*: one of the frozen dataclasses in the union that annotates it, as in
-`positions: Sinusoidal | Rotary`. In JSON the name of the part, that of its class in lower snake
+`positions: Sinusoidal | Rotary`. In JSON the name of the part, its class's in lower snake
 case, stands under "type" beside its fields: {"type": "rotary", "base": 1e6}. The name alone stands
 for the part with its defaults. A part or a function of your own has the name
 package.module:name.

@@ -104,7 +104,7 @@ class PositionScheme(Checked):
     def params(
         self, d_model: int, num_heads: int, max_len: int, table_init: Initializer
     ) -> ParamSpecs:
-        """The initializer and the shape of each parameter; `table_init` is that of embeddings."""
+        """The initializer and the shape of each parameter; `table_init` initializes embeddings."""
         return {}
 
     def add(

@@ -50,7 +50,7 @@ class Linear(NoScaling):
 
 @dataclass(frozen=True)
 class Llama3(Linear):
-    """Divides the rates of slow pairs by `factor`, keeps those of fast ones (Llama 3.1).
+    """Divides the rates of slow pairs by `factor`, keeps the rates of fast ones (Llama 3.1).
 
     >>> positions = jf.Rotary(base=5e5, scaling=jf.Llama3(factor=8.0))
     """

@@ -1,6 +1,6 @@
 """`TransformerConfig`, the recipe of a model, its parts, and the named sizes of the papers.
 
-What later papers added is a part: a value with defaults.
+Each addition of later papers is a part: a value with defaults.
 """
 
 from collections import defaultdict
@@ -166,7 +166,7 @@ class OutputOptions(Checked):
     """
 
     bias: bool | None = None
-    """The output projection has a bias for each token; None: that of a masked model has one."""
+    """The output projection has a bias for each token; None: a masked model's has one."""
     softcap: Positive | None = None
     """The model's logits x become c tanh(x / c) with this c (Gemma 2: 30); None: they stay."""
 
@@ -184,7 +184,7 @@ def check_window_positions(positions: PositionScheme, window: WindowOptions) -> 
 class TransformerConfig(Checked):
     """The recipe of a whole model: the sizes of Vaswani et al. 2017, table 3, and parts.
 
-    What later papers added is a part with a default. The letters are those of the paper.
+    Each addition of later papers is a part with a default. The letters are the paper's.
 
     >>> long = jf.Rotary(base=5e5, scaling=jf.Llama3(factor=8.0))
     >>> pre = jf.NormOptions("rms", placement="pre")
@@ -305,7 +305,7 @@ def with_fields(config: C, changes: Mapping[str, Any]) -> C:
 
 
 def dotted_fields(config: TransformerConfig) -> dict[str, Any]:
-    """All fields by name, those of parts by dotted name; `positions` is one value.
+    """All fields by name, the fields of parts by dotted name; `positions` is one value.
 
     >>> dotted_fields(jf.GPT2)["norm.eps"]
     1e-05

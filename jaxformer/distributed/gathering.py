@@ -33,8 +33,8 @@ _PARTITIONED_AXES = ("sequence", "tensor")
 class Gathering(NamedTuple):
     """The division of parameters over devices, and when and how they are gathered.
 
-    `specs` is the tree of their `PartitionSpec`, `axes` are those of `BATCH_AXES` with more than
-    one device; `Strategy.step` describes `at` and `dtype`; `stages` are those of `torus_stages`.
+    `specs` is the tree of their `PartitionSpec`, `axes` are the `BATCH_AXES` with more than
+    one device; `Strategy.step` describes `at` and `dtype`; `stages` come from `torus_stages`.
     `kept` is the tree of `loss_specs`; None keeps what `specs` divides along "tensor".
     """
 
@@ -325,7 +325,7 @@ _gather_at_use.defvjp(_gather_at_use_forward, _gather_at_use_backward)
 
 
 def _constrain(x: jax.Array, spec: PartitionSpec, axes: tuple[str, ...]) -> jax.Array:
-    """`x` divided as `spec` says along those of `axes`; XLA partitions along these."""
+    """`x` divided as `spec` says along `axes` only; XLA partitions along these."""
     if not partitioned():
         return x
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*_select_axes(spec, axes)))

@@ -154,7 +154,7 @@ def global_array(leaf: Any, sharding: Sharding, share: float = 1.0) -> jax.Array
 class CompiledStep:
     """A function compiled for the devices of a mesh, once for each combination of argument shapes.
 
-    `options` are those of `jax.jit`.
+    `options` go to `jax.jit`.
 
     >>> from jaxformer.distributed import CompiledStep, make_mesh
     >>> double = CompiledStep(lambda x: 2 * x, make_mesh("data=1", jax.devices()[:1]))

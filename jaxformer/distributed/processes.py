@@ -65,7 +65,7 @@ def initialize(
             f"coordinator={coordinator}, num_processes={num_processes}, process_id={process_id}: "
             "give all three, or none of them on a cluster"
         )
-    # XLA runs programs that communicate in order, but not those of a process with one device.
+    # XLA runs programs that communicate in order, but not in a process with one device.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
 
     def connect() -> None:
@@ -234,7 +234,7 @@ def _gathered(digests: list[np.ndarray]) -> np.ndarray:
 
 
 def _processes(digests: np.ndarray) -> str:
-    """The processes whose `digests` [process, ...] are not those that most processes have."""
+    """The processes whose `digests` [process, ...] differ from what most processes have."""
     rows = [row.tobytes() for row in np.ascontiguousarray(digests)]
     usual = max(rows, key=rows.count)  # the first of equally many
     unlike = [str(i) for i, row in enumerate(rows) if row != usual]

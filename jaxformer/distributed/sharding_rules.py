@@ -47,7 +47,7 @@ def partition_specs(
 ) -> dict[str, PartitionSpec]:
     """{"path/of/leaf": its `PartitionSpec`} on a mesh with axes of `sizes`.
 
-    `axes` are those of `parameter_axes`; without them a parameter with two dimensions is a matrix
+    `axes` come from `parameter_axes`; without them a parameter with two dimensions is a matrix
     with unnamed axes. The first regular expression of `paths` that matches a parameter's path
     decides alone; stacked layers do not count in its spec. Layers are not divided. Raises
     `ConfigError`, with the parameter and the numbers, where a rule does not fit.

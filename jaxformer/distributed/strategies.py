@@ -108,7 +108,7 @@ class Strategy:
     def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
         """This strategy for the parameters of `model`, whose axes it then knows.
 
-        `inputs` are those of `parameter_axes`. `sharded` strategies need it for parameters with
+        `inputs` go to `parameter_axes`. `sharded` strategies need it for parameters with
         more than two dimensions, and to divide axes by name.
         """
         strategy = copy.copy(self)
@@ -250,7 +250,7 @@ class Strategy:
     ) -> CompiledStep:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
-        Donates the state: its memory becomes that of the returned one. Parameters that fsdp divides
+        Donates the state: its memory becomes the returned one's. Parameters that fsdp divides
         are gathered for the loss; a reduce-scatter adds their gradient up and divides it again.
         `gather_at` says when:
 
@@ -295,7 +295,7 @@ class Strategy:
     ) -> CompiledStep:
         """The compiled `make_eval_step`: (params, sharded batch) -> metrics, which are sums.
 
-        `gather_at` and `gather_dtype` are those of `step`, and the same losses are refused.
+        `gather_at` and `gather_dtype` are as in `step`, and the same losses are refused.
         """
         check_gather_at(gather_at)
 
@@ -374,7 +374,7 @@ def sharded(
     axes: ModelAxes | None = None,
     compiler_options: Mapping[str, str] = MappingProxyType({}),
 ) -> Strategy:
-    """The state divided over `mesh`, whose axes are named as those of `MESH_AXES`.
+    """The state divided over `mesh`, whose axes are named as in `MESH_AXES`.
 
     `rules` say which mesh axis divides each axis of a parameter, by the names in `axes`, those of
     `parameter_axes(model)` (see also `Strategy.for_model`); `{**RULES, "vocab": None}` changes one.

@@ -32,7 +32,7 @@ def torus_stages(mesh: Mesh) -> Stages:
     """The stages of a reduce-scatter over the fsdp axis of `mesh` on a TPU's torus.
 
     The first stage joins the most distant indices, the last one neighbours, so that index i ends
-    with part i. () where the fsdp devices lie on one line, or are not those of a torus.
+    with part i. () where the fsdp devices lie on one line, or form no torus.
     """
     fsdp_groups = np.moveaxis(mesh.devices, 1, -1).reshape(-1, mesh.shape["fsdp"])
     stages = set()

@@ -68,7 +68,7 @@ class Axes(NamedTuple):
 def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
     """{"path/of/leaf": its `Axes`} for every parameter of `model`, from one abstract trace.
 
-    `inputs` are arrays or shapes that `model.init` takes; by default those of `example_inputs`.
+    `inputs` are arrays or shapes that `model.init` takes; by default `example_inputs(model)`.
     Raises `ConfigError` where a name in `AXES` has another number of axes than its parameter.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)

@@ -135,7 +135,7 @@ class Block(CheckedModule):
     ) -> Float[Array, "R T D"]:
         """`x` after the block, whose tokens attend to each other.
 
-        `mask` may be a padding mask, True at real tokens. `rotation` and `bias` are those of the
+        `mask` may be a padding mask, True at real tokens. `rotation` and `bias` come from the
         position scheme, for self-attention. `encoder_kv` (the encoder's output, or its keys and
         values) and `encoder_mask` are for the cross-attention. Raises `ConfigError` where `cross`
         and `encoder_kv` do not agree.

@@ -64,7 +64,7 @@ class LayerCache(struct.PyTreeNode):
     ) -> "LayerCache":
         """The cache with the `keys` and `values` of T tokens of R = B*W beams from `position` on.
 
-        `position` is that of all sentences, or of each.
+        `position` is one for all sentences, or one for each.
         """
 
         def to_slots(x: jax.Array) -> jax.Array:
@@ -110,7 +110,7 @@ class LayerCache(struct.PyTreeNode):
         return whole.replace(key=key, value=value)._squeezed()
 
     def _with_sentences(self) -> "LayerCache":
-        """The cache with all axes [..., B, K, _, _], also those of size 1."""
+        """The cache with all axes [..., B, K, _, _], also axes of size 1."""
         first = self.key.ndim - 2 - sum(size > 1 for size in self.groups)
         shapes = (*self.key.shape[:first], *self.groups), self.key.shape[-2:], self.value.shape[-2:]
         key = self.key.reshape(*shapes[0], *shapes[1])
@@ -300,7 +300,7 @@ def fold_beams(
     """`attention_fn` of the queries of R = B*W rows on the keys and values of B sentences.
 
     The W rows of a sentence (its beams) become Q = W*T further queries of that sentence, so that
-    its keys and values are not repeated. Mask and bias are those of the Q queries. Keys after the
+    its keys and values are not repeated. Mask and bias belong to the Q queries. Keys after the
     last query of a causal mask, such as the empty part of a cache, are left out where its offset is
     known while tracing. `options` are passed on.
     """

@@ -38,7 +38,7 @@ class Dense(CheckedModule):
     ) -> Float[Array, "..."]:
         """The outputs, of shape `features` in place of the last axes of `x`.
 
-        `features` are those of the module, or given here where the input decides them.
+        `features` are the module's, or given here where the input decides them.
         """
         features = self.features if features is None else features
         if features is None:

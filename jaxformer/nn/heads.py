@@ -169,7 +169,7 @@ class TokenClassifier(CheckedModule):
         *,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B T C"]:
-        """The logits of the C classes of each token; arguments as those of `EncoderOnly`."""
+        """The logits of the C classes of each token; arguments as of `EncoderOnly`."""
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
         x = Dropout(self.backbone.config.dropout_rate, "hidden")(x, dropout_rng)
         return dense_head(self.backbone.config, self.classes)(x)
@@ -178,7 +178,7 @@ class TokenClassifier(CheckedModule):
 class SpanPredictor(CheckedModule):
     """A dense layer that gives each token's logits of being the first and the last of an answer.
 
-    `backbone` is as that of `TokenClassifier` (Devlin et al. 2019, section 4.2).
+    `backbone` is as in `TokenClassifier` (Devlin et al. 2019, section 4.2).
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.SpanPredictor(jf.EncoderOnly(config))

@@ -45,10 +45,10 @@ def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
 def read_taps(
     model: Any, params: Any, *inputs: Any, names: Collection[str] | None = None, **options: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """The result of `model.apply`, and its values by name: all of them, or those of `names`.
+    """The result of `model.apply`, and its values by name: all of them, or the given `names`.
 
     Under `jax.jit` only the values of `names` are kept. A module that is called several times has
-    a tuple of values. `options` are those of `apply`, such as `method`. Raises `ConfigError` for a
+    a tuple of values. `options` go to `apply`, such as `method`. Raises `ConfigError` for a
     name that the call does not have.
 
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
@@ -107,7 +107,7 @@ class Patched:
         return self.model.apply({**variables, REPLACEMENTS: self._variables()}, *args, **kwargs)
 
     def _variables(self) -> dict[str, Any]:
-        """The replacements as a tree; those of blocks in one loop choose by the layer's number."""
+        """The replacements as a tree; blocks in one loop choose theirs by the layer's number."""
         places: dict[str, Any] = flatten_dict(_places(self.model, self.inputs), sep="/")
         replacements: dict[str, Partial] = {}
         layers: dict[str, dict[int, Replacement]] = defaultdict(dict)
@@ -154,7 +154,7 @@ def _replace_in_layers(functions: dict[int, Replacement], number: Any, x: jax.Ar
 
 def _places(model: Any, inputs: tuple[Any, ...]) -> dict[str, Any]:
     """The shapes of a call's values as the modules record them."""
-    model = getattr(model, "model", model)  # that of Patched
+    model = getattr(model, "model", model)  # the model inside `Patched`
     token = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     inputs = inputs or (token,) * (1 + isinstance(model, EncoderDecoder))
     shapes = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs)

@@ -222,7 +222,7 @@ class DecoderOnly(DecodingModel):
         mean: bool = False,
         dropout_rng: DropoutRng | None = None,
     ) -> Float[Array, "B D"]:
-        """One vector per text: that of its last token, or the `mean` of all.
+        """One vector per text: its last token's, or the `mean` of all.
 
         Padding must be at the end.
         """
@@ -329,7 +329,7 @@ class EncoderOnly(Model):
     ) -> Float[Array, "B D"]:
         """One vector per text: the pooled one, or the first token's without a pooler, or the mean.
 
-        The `mean` is that of the real tokens.
+        The `mean` is over the real tokens.
         """
         hidden, pooled = self(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
         if mean:

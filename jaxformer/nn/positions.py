@@ -20,7 +20,7 @@ class PositionParams(nn.Module):
 
     @nn.compact
     def __call__(self, specs: ParamSpecs) -> dict[str, Array]:
-        """The parameters, float32; `specs` are those of `PositionScheme.params`."""
+        """The parameters, float32; `specs` come from `PositionScheme.params`."""
         return {
             name: self.param(name, init, shape, jnp.float32)
             for name, (init, shape) in specs.items()

@@ -16,7 +16,7 @@ from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 
 
 def initializers(config: TransformerConfig) -> tuple[Initializer, Initializer]:
-    """The initializer of matrices, and that of tables with a row for each id or bucket."""
+    """The initializers of matrices, and of tables with a row for each id or bucket."""
     if config.initializer == "xavier":
         return nn.initializers.xavier_uniform(), nn.initializers.normal(config.d_model**-0.5)
     return NORMAL, NORMAL

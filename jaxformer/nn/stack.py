@@ -78,7 +78,7 @@ class Stack(CheckedModule):
 
     num_layers: Natural
     make_block: Callable[..., nn.Module]
-    """make_block(layer=i) -> block i, called as `Block` is; None is that of a scan.
+    """make_block(layer=i) -> block i, called as `Block` is; i is None in a scan.
 
     A scheme that acts on heads reads `num_heads` and `head_dim` of the blocks."""
     scheme: PositionScheme = NoPositions()
@@ -354,7 +354,7 @@ class Stack(CheckedModule):
         return nn.cond(is_full, apply_full, apply_windowed, block, x)
 
     def leave(self, x: Float[Array, "R T D"]) -> Float[Array, "R T D"]:
-        """The stack's output, from that of its last block."""
+        """The stack's output, from its last block's."""
         if self.output_norm:
             x = self.final_norm(x)
         return tap(self, "output", gather_positions(x))

@@ -1,4 +1,4 @@
-"""The activation functions that a recipe names; their plain twins are those of `jax.nn`."""
+"""The activation functions that a recipe names; their plain twins are in `jax.nn`."""
 
 import math
 from collections.abc import Callable

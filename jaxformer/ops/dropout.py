@@ -39,7 +39,7 @@ class DropoutRng(struct.PyTreeNode):
     def in_scan(self, path: str, paths: tuple[str, ...], index: Array) -> "DropoutRng":
         """The randomness in step `index` of a scan: `path` in a name stands for `paths[index]`.
 
-        The masks are then those of the same modules without a scan.
+        The same modules without a scan have the same masks.
         """
         return self.replace(layer=index, path=path, paths=paths)
 
@@ -72,7 +72,7 @@ class DropoutRng(struct.PyTreeNode):
     ) -> UInt32[Array, "2 B ..."]:
         """Two words of each row of a mask, from which `keep_columns` computes its elements.
 
-        `shape` is that of the mask without its last axis, and `start` is as in `keep_mask`.
+        `shape` is the mask's without its last axis, and `start` is as in `keep_mask`.
         """
         start = (0,) * (len(shape) - 1) if start is None else start
         words = key_words(self.key)
@@ -96,7 +96,7 @@ def key_words(key: Array) -> UInt32[Array, "2"]:
 
 
 def as_dropout_rng(rng: DropoutRng | Array | None, rows: int) -> DropoutRng | None:
-    """`rng`; of a key alone, that of examples with the ids 0 to `rows` - 1.
+    """`rng`; a key alone becomes a `DropoutRng` of the examples 0 to `rows` - 1.
 
     Raises `TypeError` for anything else.
     """
@@ -154,7 +154,7 @@ class DropoutMask(NamedTuple):
     def __call__(self, x: Float[Array, "B ... F"]) -> Float[Array, "B ... F"]:
         """`x` with a share `rate` of its elements set to zero.
 
-        What is kept is multiplied by 1/(1 - rate).
+        The kept elements are multiplied by 1/(1 - rate).
         """
         keep = self.dropout_rng.keep_mask(self.name, x.shape, self.rate)
         # A product, not a choice between x and 0: after that, XLA on a CPU recomputes the sums and

@@ -21,7 +21,7 @@ def lookup(
 
     A row is NaN where an id is none of the table's. Where the mesh axis "tensor" divides the
     vocabulary, the rows of ids [B, T] are rounded before devices send them, and each device gets
-    those of its own positions. The gradient of the table is added up in the type of `table`.
+    its own positions'. The gradient of the table is added up in the type of `table`.
 
     >>> lookup(jnp.arange(6.0).reshape(3, 2), jnp.array([[2, 0]]), jnp.bfloat16)
     Array([[[4, 5],

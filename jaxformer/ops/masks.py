@@ -26,7 +26,7 @@ _ARRAYS = ("padding_mask", "query_segments", "key_segments", "explicit")
 @jax.tree_util.register_pytree_node_class
 @dataclass(frozen=True)
 class AttentionMask:
-    """Which of S keys each of T queries may attend to; each attribute is one constraint.
+    """The keys, of S, that each of T queries may attend to; each attribute is one constraint.
 
     It stores attributes and builds the [T, S] matrix only when an attention function asks for it.
     A key is seen where all attributes allow it; None imposes no constraint.

@@ -4,7 +4,7 @@ XLA partitions the program along these axes. Between the sub-layers of a block e
 own positions, so that norms, dropout and residual sums are computed once (Korthikanti et al. 2022,
 section 4.2.2). A sub-layer gets the positions of its part of "sequence", and computes its own heads
 or features of them. In attention a device has all positions of some heads (Jacobs et al. 2023).
-What the axes do not divide, such as the one position of a decoding step, stays as it is.
+A size that the axes do not divide, such as the one position of a decoding step, stays whole.
 """
 
 import math
@@ -29,7 +29,7 @@ _PART_HEADS = ("sequence", "tensor")
 
 
 def partitioned(axes: tuple[str, ...] = POSITION_AXES) -> dict[str, int]:
-    """{name: size} of those of `axes` along which XLA partitions the program that is traced.
+    """{name: size} of each of `axes` along which XLA partitions the program that is traced.
 
     >>> partitioned()  # without a mesh
     {}

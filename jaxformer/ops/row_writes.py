@@ -110,7 +110,7 @@ def write_tiles(
     (batch, heads, size, length), count = key.shape, new_key.shape[3]
     start = jnp.clip(start, 0, length - count).astype(jnp.int32)
     at_once = _heads_at_once(heads, size * key.dtype.itemsize)
-    # The new columns of all rows lie side by side: those of a row are in one tile.
+    # The new columns of all rows lie side by side: a row's columns are in one tile.
     columns = pl.next_power_of_2(count)
     tile = max(_SUBLANES, columns)
     new_key = _side_by_side(new_key, 3, columns, _LANES)
@@ -168,7 +168,7 @@ def write_tiles(
 
 
 def _heads_at_once(heads: int, column_bytes: int) -> int:
-    """How many heads a step writes: as many as have tiles of a megabyte together."""
+    """The number of heads that a step writes: as many as have tiles of a megabyte together."""
     most = max(1, _TILE_BYTES // (column_bytes * _LANES))
     return max(count for count in range(1, heads + 1) if heads % count == 0 and count <= most)
 

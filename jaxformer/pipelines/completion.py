@@ -127,6 +127,17 @@ def stream(
 
     The pieces of a prompt joined are the text that `complete` returns; no piece holds half a
     character. A piece is what up to 8 tokens add. Raises at once what `complete` raises.
+
+    >>> tokenizer = jf.train_characters(["abcdef"])  # 10 ids with the special tokens
+    >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> pieces = [""] * 2
+    >>> for index, piece in jf.stream(loaded, ["ab", "c"], max_new_tokens=3):
+    ...     pieces[index] += piece
+    >>> pieces == jf.complete(loaded, ["ab", "c"], max_new_tokens=3)
+    True
     """
     call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
     writing = decode_groups(call.groups(texts), 1, TOKENS_AT_ONCE)

@@ -121,6 +121,17 @@ def score_pairs(
     (`forced_bos`) is scored as the others are. `settings` and `changes` replace those of `loaded`,
     as in `translate`. Raises `DataError` for a side of more than `max_len` tokens, `ConfigError`
     for another model, for tokenizers, ids and settings that do not fit.
+
+    >>> tokenizer = jf.train_characters(["abcd"])
+    >>> config = jf.TransformerConfig(
+    ...     8, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1, num_decoder_layers=1
+    ... )
+    >>> model = jf.EncoderDecoder(config)
+    >>> params = model.init(jax.random.key(0), jnp.ones((1, 3), int), jnp.ones((1, 3), int))
+    >>> params = jax.tree.map(jnp.zeros_like, params["params"])  # all logits are 0
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> [[round(x, 3) for x in y] for y in jf.score_pairs(loaded, [("abc", "ab")])]  # log 8 each
+    [[-2.079, -2.079, -2.079]]
     """
     pairs, tokenizer, target_tokenizer = check_inputs(loaded, pairs, EncoderDecoder)
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)

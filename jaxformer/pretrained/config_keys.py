@@ -55,8 +55,8 @@ def number(
     """A number of at least `least`, or a truth value, with one key and one field.
 
     `default` is the meaning of an absent key: a value, or a function of our fields read before.
-    null means None if `nullable`, else `default`. `kind` is the type; None: that of `default`.
-    `value_of` gives the value to write of our config; None: that of the field.
+    null means None if `nullable`, else `default`. `kind` is the type; None: the type of `default`.
+    `value_of` gives the value to write of our config; None: the field's value.
     """
     written = attrgetter(jax) if value_of is None else value_of
 

@@ -67,7 +67,7 @@ class Family(NamedTuple):
     ignored_keys: frozenset[str] = frozenset()
     """Keys of config.json that do not change what the model computes."""
     classifier_tensors: tuple[str, ...] = ()
-    """The tensors of classifiers whose first axis is that of the classes."""
+    """The tensors of classifiers whose first axis is the classes."""
 
 
 def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:

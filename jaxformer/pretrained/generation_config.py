@@ -49,7 +49,7 @@ _NEUTRAL = {
     "token_healing": False,
 }
 
-# The same of decoders, and of those that sample.
+# The same of decoders, and of decoders that sample.
 _FORCED_BOS = "forced_bos_token_id"
 _DECODER_ONLY: dict[str, Any] = {"num_beams": 1, _FORCED_BOS: None, "forced_eos_token_id": None}
 _SAMPLED_ONLY: dict[str, Any] = {

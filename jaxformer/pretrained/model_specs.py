@@ -86,7 +86,7 @@ class ModelSpec(NamedTuple):
         return "" if _CLASSES[self.kind][1] is None else "backbone/"
 
     def completed(self) -> "ModelSpec":
-        """The spec itself; for a bare decoder, that of a decoder with tied output."""
+        """The spec itself; for a bare decoder, the spec of a decoder with tied output."""
         if self.kind != "bare_decoder":
             return self
         return ModelSpec("decoder", with_fields(self.config, {"embeddings.tied": "output"}))

@@ -1,4 +1,4 @@
-"""Which weights of a run are read: those chosen at its end, of a step, the best ones, or a mean."""
+"""The choice of a run's weights: the final ones, of a step, the best ones, or a mean."""
 
 from pathlib import Path
 from typing import Any, Literal, NamedTuple

@@ -64,7 +64,7 @@ def save_pretrained(
     """Writes a folder that `transformers` loads: config.json, model.safetensors, tokenizer.json.
 
     `family` is a `model_type` such as "gpt2"; None means the first one that supports the model.
-    The ids of special tokens in config.json are those of the tokenizer; `token_ids`, such as
+    The ids of special tokens in config.json are the tokenizer's; `token_ids`, such as
     {"decoder_start_token_id": 0}, replaces them. `generation` is written to
     generation_config.json, and `card` to README.md. A model that was trained from the folder `like`
     keeps what was not trained: the files of the tokenizer (if `tokenizer` is None or that one), its
@@ -310,7 +310,7 @@ def _write_tensors(
 ) -> None:
     """Writes `tensors` in float32 one by one; they come in the order of their names.
 
-    The file is that of the library `safetensors`, which takes all tensors at once, to the byte.
+    The file is, to the byte, what the library `safetensors` writes, which takes all at once.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0

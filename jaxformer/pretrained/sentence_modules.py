@@ -18,7 +18,7 @@ from jaxformer.pretrained.hf_folder import Tensors
 from jaxformer.storage import read_json, to_path
 
 POOLING = ("cls", "max", "mean", "mean_sqrt_len_tokens", "weightedmean", "lasttoken")
-"""The ways to make one vector of those of a text's tokens, with sentence-transformers' names."""
+"""The ways to make one vector of a text's token vectors, with sentence-transformers' names."""
 
 # Their older names in a config.json; several are concatenated in this order.
 _OLD_NAMES = {
@@ -43,7 +43,7 @@ Layer = Callable[[Float[np.ndarray, "N D"]], Float[np.ndarray, "N D_out"]]
 
 @dataclass(frozen=True, eq=False)
 class SentenceOptions:
-    """How `embed` makes one vector of a text.
+    """The steps by which `embed` makes one vector of a text.
 
     >>> SentenceOptions(pooling=("cls", "mean")).pooling  # their concatenation, [2 D]
     ('cls', 'mean')

@@ -34,7 +34,7 @@ FLAT = Transform(shape=lambda jax: (math.prod(jax),), to_hf=lambda array: array.
 
 
 def conv1d(inputs: int = 1) -> Transform:
-    """A kernel stored as [in, out]; its first `inputs` axes are those of the input."""
+    """A kernel stored as [in, out]; its first `inputs` axes are the input's."""
     return Transform(
         shape=lambda jax: (math.prod(jax[:inputs]), math.prod(jax[inputs:])),
         to_hf=lambda array: array.reshape(math.prod(array.shape[:inputs]), -1),
@@ -42,7 +42,7 @@ def conv1d(inputs: int = 1) -> Transform:
 
 
 def linear(inputs: int = 1) -> Transform:
-    """A kernel stored as [out, in]; its first `inputs` axes are those of the input."""
+    """A kernel stored as [out, in]; its first `inputs` axes are the input's."""
     plain = conv1d(inputs)
     return Transform(
         shape=lambda jax: plain.shape(jax)[::-1],
@@ -94,12 +94,12 @@ class Entry(NamedTuple):
     """The change of form of the joined parameters."""
 
     def joined_shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """The shape of the joined parameters, given those of the parameters by path."""
+        """The shape of the joined parameters, given the parameters' shapes by path."""
         parts = [self.transform.shape(shapes[path]) for path in self.jax]
         return (*parts[0][:-1], sum(part[-1] for part in parts))
 
     def hf_shape(self, shapes: Mapping[str, Shape]) -> Shape:
-        """The shape of the tensor, given those of the parameters by path."""
+        """The shape of the tensor, given the parameters' shapes by path."""
         return self.joined.shape(self.joined_shape(shapes))
 
 
@@ -170,7 +170,7 @@ def check_shapes(
 ) -> None:
     """Raises `DataError`, listing them, for tensors of another shape than the model needs.
 
-    `shapes` are those of the parameters by path, `stored` those of the tensors by name.
+    `shapes` are the parameters' by path, `stored` the tensors' by name.
     """
     wrong = []
     for entry in weight_map:

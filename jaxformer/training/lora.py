@@ -56,7 +56,7 @@ def add_adapters(
     """`params` with an adapter of each matrix whose path matches the regular expression `targets`.
 
     `a` is random and `b` is zero, so that nothing changes before the first step; the scale is
-    `alpha` / `rank`. `axes` are those of `parameter_axes`; without them a matrix has two
+    `alpha` / `rank`. `axes` come from `parameter_axes`; without them a matrix has two
     dimensions. Raises `ConfigError` where `targets` matches no matrix.
 
     >>> params = {"up": {"kernel": jnp.ones((5, 7)), "bias": jnp.ones(7)}}

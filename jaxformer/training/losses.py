@@ -173,9 +173,9 @@ def classification_loss(model: nn.Module) -> Loss:
 
 
 def span_loss(model: nn.Module) -> Loss:
-    """The loss of a `SpanPredictor`: the mean of those of the start and the end of the answer.
+    """The loss of a `SpanPredictor`: the mean of the losses of the answer's start and end.
 
-    The batch is as that of `classification_loss`, but `labels` [B, 2] are the positions of the
+    The batch is as for `classification_loss`, but `labels` [B, 2] are the positions of the
     first and the last token of the answer.
     """
 

@@ -34,7 +34,7 @@ class MuonState(NamedTuple):
 def scale_by_muon(momentum: float, axes: ModelAxes) -> optax.GradientTransformationExtraArgs:
     """Gradients become Nesterov momentum that is orthogonalised.
 
-    `axes` are those of `parameter_axes`; all parameters are matrices. The plain twin is
+    `axes` come from `parameter_axes`; all parameters are matrices. The plain twin is
     `optax.contrib.scale_by_muon`, whose results are the same to rounding. `update` takes `specs`,
     the `PartitionSpec` of each path on the current mesh; without it no device shares its work.
     """

@@ -21,7 +21,7 @@ RuleName = Literal["adam", "muon", "lion"]
 
 @dataclass(frozen=True)
 class OptimizerConfig(Checked):
-    """The settings of `make_optimizer`; the defaults are those of Vaswani et al. 2017.
+    """The settings of `make_optimizer`; the defaults follow Vaswani et al. 2017.
 
     >>> config = jf.OptimizerConfig(name="muon", schedule="cosine", total_steps=5000)
     >>> config.learning_rate, config.warmup_steps
@@ -119,7 +119,7 @@ def make_optimizer(
 ) -> optax.GradientTransformation:
     """An optimizer that clips by global norm, applies the rule, the weight decay and the rate.
 
-    `axes`, those of `parameter_axes(model)`, say which parameters are matrices and which of their
+    `axes`, from `parameter_axes(model)`, say which parameters are matrices and which of their
     axes are inputs. Weight decay and "muon" read them; without them a parameter with two dimensions
     is a matrix [inputs, outputs], and one with more is refused.
 

@@ -311,7 +311,7 @@ def _choose(finite: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
 def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 10) -> None:
     """Raises `Diverged` if the last `patience` steps up to `step` were all skipped.
 
-    `metrics` are those of `step`; reading them waits for it. A run can go on from any checkpoint:
+    `metrics` come from `step`; reading them waits for it. A run can go on from any checkpoint:
     skipped steps leave no trace in the parameters.
 
     >>> metrics = {"loss": float("nan"), "grad_norm": float("nan"), "consecutive_skips": 2}
@@ -334,7 +334,7 @@ def raise_if_diverged(step: int, metrics: Mapping[str, Any], *, patience: int = 
 def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
     """step(params, batch) -> metrics: the sums of the loss, without dropout.
 
-    Metrics: "loss" (in nats), "tokens", and every auxiliary sum under its name, as those of
+    Metrics: "loss" (in nats), "tokens", and every auxiliary sum under its name, as for
     `make_train_step`. Add them up over batches, then divide.
 
     >>> def loss(params, batch, rng):

@@ -76,5 +76,5 @@ def test_keys_that_contradict_the_projection_of_a_t5_are_refused(changes):
     config = copy.deepcopy(OF_TYPE["t5"])
     if "is_gated_act" in changes:
         changes = {"is_gated_act": "gated" not in config.get("feed_forward_proj", "relu")}
-    with pytest.raises(ConfigError, match=f"{next(iter(changes))}=.* is not that of"):
+    with pytest.raises(ConfigError, match=f"{next(iter(changes))}=.* does not fit"):
         read(config | changes)

@@ -55,7 +55,7 @@ def parse(
     `--resume RUN` takes the settings of a run in a folder of that name, and `--continue_from RUN`
     too, for a new run that goes on from its state. Arguments without a name are those of the option
     `positional`; they stand before or after the options, but not after one that takes a list. A
-    list that is given several times has all values. `args` are those of the process when None. An
+    list that is given several times has all values. None for `args` reads the process's. An
     unknown preset or option, and settings that contradict each other, end the process with code 2
     and one sentence on stderr.
     """
@@ -67,7 +67,7 @@ def parse(
 
 
 def take_options(options: T, args: Sequence[str]) -> tuple[T, list[str]]:
-    """`options` with those of the words `args` that are its fields, and the other words.
+    """`options` with each of the words `args` that is one of its fields, and the other words.
 
     `--help` prints what the options are, and stays among the words.
     """
@@ -156,7 +156,7 @@ def _take(
 ) -> dict[str, Any]:
     """Removes the options `kinds` from `groups`: their values, by the names of their fields.
 
-    Words behind an option that does not take them are those of the option `positional`.
+    Words behind an option that does not take them belong to the option `positional`.
     """
     flags = {name: name for name, kind in kinds.items() if kind is bool}
     flags |= {_off(name): name for name in flags}

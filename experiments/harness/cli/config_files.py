@@ -102,7 +102,7 @@ def with_overrides(config: T, overrides: Mapping[str, Any]) -> T:
 def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None:
     """Raises `ConfigError` for a given option that the run or folder to start from sets otherwise.
 
-    Sizes, parts and tokenizer are those of its weights. A default in `config.from_start` stands for
+    Sizes, parts and tokenizer come with its weights. A default in `config.from_start` stands for
     its setting, so it is refused, too.
     """
     start = getattr(config, "init_from", "")

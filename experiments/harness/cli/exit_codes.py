@@ -106,7 +106,7 @@ def sentence(error: BaseException) -> str:
 
 
 def _names_a_file(error: OSError) -> bool:
-    """Whether `error` has the name of a file, as those that the package itself raises have."""
+    """Whether `error` has the name of a file, as the package's own errors have."""
     return error.filename is not None or _raised_in(error).startswith("jaxformer.")
 
 

@@ -133,7 +133,7 @@ def _value(config: Any, kind: Any, name: str) -> str:
 
 
 def _group(name: str) -> str:
-    """The group of an option; that of those in no other is called run."""
+    """The group of an option; options without a group are in the group run."""
     return name.partition(".")[0] if "." in name else "run"
 
 

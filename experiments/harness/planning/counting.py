@@ -1,6 +1,6 @@
 """Collectives and arrays of a compiled program, for one step on one device.
 
-What a loop runs is counted as often as the loop runs it.
+The body of a loop counts as often as the loop runs it.
 """
 
 import math
@@ -52,7 +52,7 @@ _MIXING = (
 
 
 class Work(NamedTuple):
-    """What a device does in a step: FLOPs of matrix products, and bytes that kernels move."""
+    """A device's work in a step: FLOPs of matrix products, and bytes that kernels move."""
 
     flops: float
     bytes: float
@@ -93,7 +93,7 @@ def collectives(program: Program) -> list[Collective]:
 def work(program: Program) -> Work:
     """FLOPs of the products, and bytes that kernels read and write, in memory or on the chip.
 
-    What a loop runs counts as often as it runs, unlike in XLA's own cost analysis. Of a choice
+    The body of a loop counts as often as it runs, unlike in XLA's own cost analysis. Of a choice
     between computations each counts. Kernels that XLA does not see into, such as flash attention,
     have bytes but no FLOPs.
     """
@@ -225,7 +225,7 @@ class _Fused:
         return updates if each.opcode == "parameter" else []
 
     def written_bytes(self) -> int:
-        """Bytes of the results, of an updated one those of the updates."""
+        """Bytes of the results; an updated one counts the bytes of its updates."""
         total = 0
         for output in self.outputs:
             updates = self.updates(output)

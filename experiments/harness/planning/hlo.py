@@ -158,7 +158,7 @@ class Program:
                     yield from self._run(called, times, loops)
 
     def _trip_count(self, loop: Instruction) -> int | None:
-        """The known trip count, else that of a counter from 0 to the bound of the condition."""
+        """The known trip count, else a counter's from 0 to the bound of the condition."""
         known = _first(r"known_trip_count\D*(\d+)", loop.text)
         if known:
             return int(known)
@@ -178,7 +178,7 @@ class Program:
         return None
 
     def _step(self, body: str, counter: int) -> int:
-        """What the body of a loop adds to an element of its tuple; 1 where the text hides it.
+        """The step by which a loop raises an element of its tuple; 1 where the text hides it.
 
         A product that is divided over a ring of devices takes two steps in one pass.
         """

@@ -68,7 +68,7 @@ class Target(NamedTuple):
     """Devices by name: `h100`, `h100x8`, `v5e`, `v5e:4x4`, `2xv5e:4x4` (two slices).
 
     `count` is the number of devices, 0 where the name does not say one; a chip of `tpu7x` is two.
-    `topology` is that of each of `slices` of TPUs, such as "4x4", else "".
+    `topology` is the shape of each of `slices` of TPUs, such as "4x4", else "".
     """
 
     accelerator: str

@@ -44,7 +44,7 @@ class Difference(NamedTuple):
     seeds: float
     items: float
     p_value: float
-    """Of the paired bootstrap over items."""
+    """Interval of the paired bootstrap over items."""
     paired: bool
     """True where both groups have the same seeds, so that runs of one seed are compared."""
     warning: str

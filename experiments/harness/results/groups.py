@@ -28,7 +28,7 @@ _FREE = (
 )
 """Settings that runs of one group may differ in: the seed, folders, and what is only logged."""
 _LONGEST = 40
-"""Characters of a name that is made of settings; a longer one is that of the first run."""
+"""Characters of a name that is made of settings; a longer one is the first run's name."""
 _DEFAULTS = ("rougeLsum", "bleu", "chrf", "bits_per_byte", "f1", "loss", "accuracy", "exact")
 """The metric of a comparison: the first that the runs have, and that is not alike for all."""
 _LIKELIHOODS = {
@@ -83,7 +83,7 @@ def expand(paths: Iterable[str | Path], *, finished: bool = False) -> list[Path]
             )
         runs.update(dict.fromkeys(below))
     if not runs:
-        raise ConfigError("no runs were given: give their folders, RUN RUN, or that of a sweep")
+        raise ConfigError("no runs were given: give their folders, RUN RUN, or a sweep's")
     return list(runs)
 
 
@@ -185,7 +185,7 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
 
     A metric is a number of scores.json, by its dotted name, or the validation's that the weights
     were chosen by, such as validation_bleu. Raises `ConfigError` for a run that is not finished or
-    has no such number, `DataError` for samples that are not those of the score.
+    has no such number, `DataError` for samples that do not belong to the score.
     """
     result = read_result(folder)
     if not result.steps:

@@ -197,7 +197,7 @@ def _text(scores: Mapping[str, Any]) -> str:
 
 
 def _paired(curves: Curves) -> Curves:
-    """The curves of a single run by metric, with the validation's next to those of the training."""
+    """The curves of a single run by metric, with the validation's next to the training's."""
     panels: Curves = {}
     for metric, (runs,) in ((metric, named.values()) for metric, named in curves.items()):
         base = metric.removeprefix("validation_")
@@ -207,7 +207,7 @@ def _paired(curves: Curves) -> Curves:
 
 
 def _charts(curves: Curves, styles: Styles) -> dict[str, list[str]]:
-    """The charts of the loss and of the validation's scores, and those of all other numbers."""
+    """The charts of the loss and of the validation's scores, and charts of all other numbers."""
     curves = plots.with_lines(curves)
     first = sorted(
         (metric for metric in curves if metric == "loss" or metric.startswith("validation_")),
@@ -222,7 +222,7 @@ def _charts(curves: Curves, styles: Styles) -> dict[str, list[str]]:
 
 
 def _side_by_side(written: Mapping[str, Mapping[str, Sequence[str]]]) -> Table | None:
-    """What each name has made of the same text, a row for each text; wrong ones first.
+    """The output of each name for the same text, a row for each text; wrong ones first.
 
     `written[name]` are columns: the text, perhaps a reference, and "model". A name without a text
     has "" there. None where there are no samples.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 Curve = tuple[Sequence[float], Sequence[float]]
 """Steps and values."""
 Curves = dict[str, dict[str, list[Curve]]]
-"""The curves of each metric and group; those of one group differ in the seed."""
+"""The curves of each metric and group; curves of one group differ in the seed."""
 Styles = Mapping[str, tuple[str, str]]
 """The colour and dash of each name."""
 
@@ -72,7 +72,7 @@ _SHORTER = (
     (r"\s*\n\s*", " "),
     (r"<(g|defs)> *</\1>|<g/>", ""),
 )
-"""What a page does not need of matplotlib's SVG, and what takes its place."""
+"""Parts of matplotlib's SVG that a page does not need, and their replacements."""
 
 
 def styles(names: Iterable[str]) -> Styles:
@@ -82,7 +82,7 @@ def styles(names: Iterable[str]) -> Styles:
 
 
 def logged_curves(groups: Iterable[Group]) -> Curves:
-    """The curves of all numbers that the runs of `groups` have logged, without those of zeros."""
+    """The curves of all numbers that the runs of `groups` have logged, without curves of zeros."""
     curves: Curves = {}
     for group in groups:
         for folder in group.folders:
@@ -112,7 +112,7 @@ def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def learning_curves(curves: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
-    """A panel for each metric; `curves[metric][name]` are those of runs that differ in the seed."""
+    """A panel for each metric; `curves[metric][name]` belong to runs that differ in the seed."""
     count, columns = len(curves), min(len(curves), 2)
     rows = -(-count // columns)
     names = dict.fromkeys(name for named in curves.values() for name in named)

@@ -1,4 +1,4 @@
-"""What there is to say of a run in words: its state, scores, length, speed and machine."""
+"""Facts about a run in words: its state, scores, length, speed and machine."""
 
 import math
 from collections import Counter
@@ -31,7 +31,7 @@ _NO_SCORES = (*COUNTS, "nats", "stride")
 
 
 class RunFacts:
-    """What the run in `folder` has left; a file that is missing or damaged is empty."""
+    """The files of the run in `folder`; a file that is missing or damaged is empty."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -69,7 +69,7 @@ class RunFacts:
         return f"{state} at step {self._reached()}{reason}"
 
     def describe_scores(self, *, intervals: bool = False) -> dict[str, str]:
-        """The names and values of scores.json, that of the default metric first.
+        """The names and values of scores.json, the default metric's first.
 
         With `intervals` they are rounded to what other test items leave certain.
         """

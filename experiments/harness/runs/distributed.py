@@ -103,7 +103,7 @@ class ProcessChoice(Protocol):
 
 @contextmanager
 def joined(config: ProcessChoice) -> Iterator[Termination | None]:
-    """Within it this process is one of those that `config` asks for, and only the first prints.
+    """Within it this process is one of the processes of `config`, and only the first prints.
 
     Enter it before anything touches a device, or when the processes have joined already; all leave
     it together. Yields what ends one of several on a signal: see `asked_to_stop`.
@@ -201,7 +201,7 @@ def asked_to_stop(
     previous handlers are restored on leaving. Outside the main thread, which alone may have
     handlers, nothing asks.
 
-    Of several processes, which give the `termination` of `joined`, it is enough that one gets a
+    Among several processes, which give the `termination` of `joined`, it is enough that one gets a
     signal: the function returns True in all of them after the same step. One whose step does not
     end, because another process has not joined it, ends unless `is_saving()`.
     """

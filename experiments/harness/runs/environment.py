@@ -29,7 +29,7 @@ def environment_of(folder: Path) -> Record:
 
 
 def write_environment(folder: Path) -> None:
-    """Writes versions, devices and command of this start, and keeps those of earlier ones.
+    """Writes versions, devices and command of this start, and keeps the records of earlier ones.
 
     The start before this one gets its `seconds`, until the last line that it logged.
     """
@@ -66,7 +66,7 @@ def _environment() -> dict:
 
 
 def _commits() -> dict[str, str | bool | None]:
-    """The commit of this repository, and that of a script of another one that was started."""
+    """The commits of this repository, and of a script of another one that was started."""
     repositories = {"": Path(__file__).parent}
     script = getattr(sys.modules["__main__"], "__file__", None)
     if script is not None:

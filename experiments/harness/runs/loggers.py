@@ -70,7 +70,7 @@ class MetricsFile:
         self.flush()
 
     def resume(self, step: int, without: str | None) -> None:
-        """Removes the lines after `step`, those of `step` with the metric `without`, damaged ones.
+        """Removes the lines after `step`, lines of `step` with the metric `without`, damaged lines.
 
         Warns of a damaged line, unless it is the last one, which a crash may leave half written.
         """

@@ -223,7 +223,7 @@ class Run:
     def resume(self, step: int, without: str | None = None) -> None:
         """Removes the metrics after `step`, from which training goes on, and damaged lines.
 
-        Also those of `step` with the metric `without`, which will be logged again.
+        Also the lines of `step` with the metric `without`, which will be logged again.
         """
         with self.surviving("metrics.jsonl"):
             if self._writes:

@@ -1,4 +1,4 @@
-"""What all processes of a command must be given alike: files, texts, and folders with weights.
+"""Inputs that all processes of a command must share: files, texts, and folders with weights.
 
 It is compared before the first computation that uses it: with other lines, or another number of
 them, processes would wait for each other for ever, or give results of each other's lines.

@@ -40,7 +40,7 @@ _ENDINGS: dict[str, Kind] = {
 
 
 def kind_of(name: str | os.PathLike[str]) -> Kind:
-    """What `name` stands for; a file that is there may look like another name.
+    """The source that `name` stands for; a file that is there may look like another name.
 
     Raises `DataError` for a .json file that has not one record in each line.
     """
@@ -211,7 +211,7 @@ def _record_of(fields: Sequence[str], texts: Sequence[str]) -> dict[str, Any]:
 def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator[tuple[str, ...]]:
     """The texts under `fields` of each record of a file, in order.
 
-    A dotted name is that of a field, or leads into a record within the record, as in
+    A dotted name names a field, or leads into a record within the record, as in
     `translation.en`. Raises `DataError`, with the number of the record, where a field is absent or
     holds no text, and for a file that cannot be read.
 

@@ -40,9 +40,9 @@ from jaxformer.training.parameters import ModelAxes, freeze, freeze_gradient
 def build_loggers(
     training: TrainingConfig, folder: Path, loggers: Iterable[Logger]
 ) -> list[Logger]:
-    """`loggers`, and those that `training` names, each called with the run's `folder`.
+    """`loggers`, and the ones that `training` names, each called with the run's `folder`.
 
-    Of several processes only the first one has them.
+    Only the first of several processes has them.
     """
     if not distributed.is_first():
         return []
@@ -50,7 +50,7 @@ def build_loggers(
 
 
 def build_batches(config: ExperimentConfig, prepared: Any) -> Batches:
-    """The batches that `config.data` names, made of (config, prepared), or those of `prepared`."""
+    """The batches that `config.data` names, made of (config, prepared), or `prepared`'s."""
     name = config.data.batches
     return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
 
@@ -100,7 +100,7 @@ def build_trained(
 ) -> tuple[Loss, optax.GradientTransformation]:
     """The loss and the optimizer of the parameters that `rates.freeze` does not match.
 
-    With `adapters`, and without `rates.freeze`, they are those of the adapters alone.
+    With `adapters`, and without `rates.freeze`, they are the adapters' alone.
     """
     if adapters.lora_rank:
         rates = replace(rates, freeze=rates.freeze or lora.FROZEN)

@@ -68,7 +68,7 @@ def compare(
     """`attention_fn` and its three gradients, on a small call of the kinds of `spec`.
 
     The call is computed on the first device of this process, also while another program is traced.
-    The truth is `reference` in float32; the error may be 8 times that of `reference` in the type of
+    The truth is `reference` in float32; the error may be 8 times `reference`'s in the type of
     `spec`. What raises, or takes more than `limit` seconds to compile and run, fails.
     """
     call = small_call(spec)
@@ -90,7 +90,7 @@ def compare_products(
 ) -> CheckResult:
     """The `products` of matrices in `dtype` and their gradients, as `compare` does.
 
-    The error may be twice that of `jnp.matmul`: sums in less than float32 do not pass.
+    The error may be twice the error of `jnp.matmul`: sums in less than float32 do not pass.
     """
 
     def difference() -> str:
@@ -137,7 +137,7 @@ def _difference(
 ) -> str:
     """The first of values and gradients that differs too much from float32's; else empty.
 
-    The error may be `times` that of `reference` in the type of `inputs`.
+    The error may be `times` the error of `reference` in the type of `inputs`.
     """
     with jax.default_matmul_precision("highest"):
         exact = _outputs(reference, *(x.astype(np.float32) for x in inputs))
@@ -265,7 +265,7 @@ _NO_OTHER = (
 
 @cache
 def _compared(name: str, call: AttentionSpec | str) -> CheckResult:
-    """The comparison on this process, which fails if that of another process does."""
+    """The comparison on this process, which fails if another process's does."""
     if isinstance(call, str):
         result = compare_products(call)
     else:

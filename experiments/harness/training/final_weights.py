@@ -15,7 +15,7 @@ from jaxformer.pretrained.run_weights import weights_of
 
 
 def choose_weights(run: OpenRun, task: Task) -> Any:
-    """The final weights: the mean of the last checkpoints, or those of the best one alone.
+    """The final weights: the mean of the last checkpoints, or the weights of the best one alone.
 
     Both are evaluated as the task's `evaluate` says. The better score, the one that early stopping
     watches, wins; the mean wins a tie, and one that is not finite never wins. weights.json records
@@ -25,7 +25,7 @@ def choose_weights(run: OpenRun, task: Task) -> Any:
     score = run.watched.name
     assert task.evaluate is not None
     last = last_steps(checkpoints, training.average_checkpoints)
-    # Only the first process notes a validation: another one may not see that of the last step yet.
+    # Only the first process notes a validation: another one may not see the last step's yet.
     best = int(agreed(checkpoints.best_step() or 0))
     chosen: tuple[float, list[int], Any, float] | None = None
     diverged: list[str] = []

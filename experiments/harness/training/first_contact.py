@@ -16,7 +16,7 @@ from jaxformer.ops.attention import KERNELS, AttentionSpec, DeviceInfo, Kernel, 
 
 @dataclass
 class FirstContact:
-    """What a run relies on of its devices; env.json keeps it."""
+    """A run's assumptions about its devices; env.json keeps them."""
 
     checks: list[CheckResult] = field(default_factory=list)
     """The comparisons with the reference."""
@@ -24,7 +24,7 @@ class FirstContact:
     """The kernel of attention of each kind of call, see `kind_of`, that was chosen by time."""
 
     def facts(self) -> dict[str, Any]:
-        """What env.json says of it, without what is empty."""
+        """Its fields in env.json, without empty ones."""
         checks = "; ".join(map(str, self.checks))
         facts = {"device_check": checks, "attention_kernels": dict(self.kernels)}
         return {name: fact for name, fact in facts.items() if fact}

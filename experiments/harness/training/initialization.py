@@ -88,7 +88,7 @@ def with_weights(
 def with_part(
     config: ExperimentConfig, state: TrainState, params: Any, devices: Strategy
 ) -> TrainState:
-    """`state` with those of `params` that its model has; the rest of the model starts anew.
+    """`state` with each of `params` that its model has; the rest of the model starts anew.
 
     None are random parameters: `state` as it is. Raises `ConfigError` for parameters of other
     shapes.

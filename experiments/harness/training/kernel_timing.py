@@ -1,4 +1,4 @@
-"""Kernels of attention, timed on a device: forward and backward, on a call like that of a run."""
+"""Kernels of attention, timed on a device: forward and backward, on a call like a run's."""
 
 import contextlib
 import time

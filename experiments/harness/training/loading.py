@@ -16,9 +16,9 @@ from jaxformer.pretrained.hf_folder import locate
 def load_run(
     folder: Path, options: RunOptions, *kinds: type, devices: Strategy | None = None
 ) -> Loaded:
-    """What `jf.load` gives of `folder`, with the run's settings as one of `kinds`.
+    """The result of `jf.load` of `folder`, with the run's settings as one of `kinds`.
 
-    The weights are those that `options` name, on `devices` or theirs. Raises what
+    The weights are the ones that `options` name, on `devices` or theirs. Raises what
     `run_folder.load_config` and `jf.load` do.
     """
     check_shared_folder(folder, lambda: options.weights.steps)

@@ -44,7 +44,7 @@ class OpenRun(Generic[C]):
     watched: StoppingMetric
     """The score that early stopping goes by."""
     contact: FirstContact = field(default_factory=FirstContact)
-    """What the run relies on of its devices, for env.json; the model adds some."""
+    """The run's assumptions about its devices, for env.json; the model adds some."""
     termination: Termination | None = None
     """The end of one of several processes on a signal; None: this process is the only one."""
     found_parts: int | None = None
@@ -62,7 +62,7 @@ class OpenRun(Generic[C]):
     def watching(self, scores: Sequence[str]) -> "OpenRun[C]":
         """This run with early stopping by the first of `scores`, unless its settings name one.
 
-        `scores` are the names of those that tell something of the run's validation text.
+        `scores` are the names of scores that tell something of the run's validation text.
         """
         return replace(self, watched=stopping_metric(self.config.training, scores))
 

@@ -1,4 +1,4 @@
-"""Parameters of a run: the first ones, with adapters, and those that are evaluated."""
+"""Parameters of a run: the first ones, with adapters, and the ones to evaluate."""
 
 import re
 from collections.abc import Callable
@@ -55,5 +55,5 @@ def with_params(
 
 
 def result_params(state: TrainState, training: TrainingConfig) -> Any:
-    """The parameters of `state` that are evaluated: those of `training.result_tree`, merged."""
+    """The parameters of `state` that are evaluated: the tree `training.result_tree`, merged."""
     return lora.merge_adapters(getattr(state, training.result_tree))

@@ -38,7 +38,7 @@ def parent_of(config: ExperimentConfig) -> RunOptions | None:
 def with_start(config: C, folder: Path, loaded: Loaded) -> C:
     """`config` with the sizes, model and block of what is `loaded` from `folder`.
 
-    Dropout, dtype and initializer stay those of `config`.
+    Dropout, dtype and initializer stay as in `config`.
     """
     training = config.training
     if loaded.config is not None:

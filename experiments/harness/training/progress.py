@@ -44,7 +44,7 @@ class Progress:
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
-        """`learning_rates` are those of all updates, `peak` the FLOP/s of all devices together."""
+        """`learning_rates` has each update's rate, `peak` is the FLOP/s of all devices together."""
         self._total, self._log = total, log
         self._log_every, self._pause_every = log_every, pause_every
         self._learning_rates, self._peak, self._memory = learning_rates, peak, memory

@@ -34,7 +34,7 @@ class Rows(NamedTuple):
     examples: Any
     """All examples in one batch, such as a `LabelledBatch`."""
     chosen: Int[np.ndarray, " N"]
-    """The numbers of those that are learned from."""
+    """The numbers of the examples that are learned from."""
     size: int
     seed: int
 

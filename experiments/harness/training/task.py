@@ -36,14 +36,14 @@ MakeStep = Callable[[Any, Any, Any, Strategy], InitAndStep]
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What a run learns.
+    """The task of a run: model, loss, batches and scores.
 
     Its functions are given the run, whose configuration `start` settles, and so need nothing else
     that changes.
     """
 
     model: Any
-    """The model; its parameters are those of the state."""
+    """The model; its parameters are in the state."""
     make_step: MakeStep
     """Makes the first state, and the step that trains on `batches`."""
     batches: Batches
@@ -53,7 +53,7 @@ class Task:
     cost: Callable[[OpenRun, Any], Cost] | None = None
     """(run, placed batch) -> cost of a step: the share of padding, and the utilization."""
     read_start: Callable[[OpenRun], Any] | None = None
-    """Reads the parameters that a run starts with, where they are not those of a run of the same
-    model; those that they lack start anew, and None are random ones."""
+    """Reads the parameters that a run starts with, where they do not come from a run of the same
+    model; missing ones start anew, and None means random ones."""
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """What every checkpoint keeps besides the fingerprint of `batches`."""
+    """Metadata of every checkpoint besides the fingerprint of `batches`."""

@@ -58,7 +58,7 @@ class LoraOptions(Checked):
     """The adapters' product is multiplied by lora_alpha / lora_rank."""
     lora_targets: Pattern = "blocks.*/kernel$"
     """Regular expression; matrices in whose path it is found get an adapter. Default: all of the
-    blocks; (query|value)/kernel$ takes those of the paper."""
+    blocks; (query|value)/kernel$ is the paper's choice."""
 
 
 @dataclass(frozen=True)
@@ -196,11 +196,11 @@ class RunConfig(DeviceChoice):
     runs: str = "runs"
     """The folder that holds the folders of all experiments; also gs://BUCKET/PATH."""
     init_from: str = ""
-    """What this run takes its first weights, sizes and tokenizers from: RUN, RUN@STEP or RUN@best,
+    """The source of this run's first weights, sizes and tokenizers: RUN, RUN@STEP or RUN@best,
     a folder of transformers or hf:owner/model. Empty: none."""
     continue_from: str = ""
     """Run that this one continues under a name of its own, as RUN or RUN@STEP: weights, optimizer
-    state and step are taken over, the schedule is that of these options. Empty: none."""
+    state and step are taken over, the schedule follows these options. Empty: none."""
     text_cache_dir: str = "texts"
     """Folder in `runs` that keeps tokenizers and ids for other runs; empty: none are kept."""
     sweep: str = ""

@@ -50,7 +50,7 @@ def inputs(batch: StreamBatch) -> tuple[Any, ...]:
 
 
 def facts(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Any) -> ChatTemplate:
-    """The template of the run in `folder`: --task.chat_template, or that of what it starts from."""
+    """The template of the run in `folder`: --task.chat_template, or the template of its start."""
     source = folder
     if not (folder / TEMPLATE).is_file():  # the run has not begun
         parent = parent_of(config)

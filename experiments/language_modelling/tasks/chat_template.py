@@ -134,7 +134,7 @@ def end_of_prefix(text: str, prefix: str) -> int | None:
 def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     """The template in chat_template.jinja or tokenizer_config.json, else `PLAIN_TEMPLATE`.
 
-    The names of special tokens are those of tokenizer_config.json, else the tokenizer's. Raises
+    The names of special tokens come from tokenizer_config.json, else the tokenizer's. Raises
     `DataError` for a file that cannot be read.
     """
     config = read_json(folder / _CONFIG, default={})

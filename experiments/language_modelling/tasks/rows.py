@@ -34,7 +34,7 @@ def row_tokenizer(config: FinetuneConfig, tokenizer: Tokenizer) -> "tokenizers.T
 
     The longer text of a pair is cut first. Around the texts stands what the tokenizer's own
     template says, or else what stood there in pretraining; a causal model reads a line feed between
-    the texts, and no end: it has never read one, and a text's vector is that of its last token.
+    the texts, and no end: it has never read one, and a text's vector is its last token's.
     """
     special, is_causal = tokenizer.special, config.objective == "causal"
     library = tokenizer.to_library()

@@ -24,7 +24,7 @@ EIN = _paradigm(m="- en em", f="e e er", n="- - em", p="e e en")
 STRONG = _paradigm(m="er en em", f="e e er", n="es es em", p="e e en")
 MIXED = _paradigm(m="er en en", f="e e en", n="es es en", p="en en en")
 WEAK = _paradigm(m="e en en", f="e e en", n="e e en", p="en en en")
-# The stem of a determiner, its endings, and those of the adjective after it.
+# The stem of a determiner, its endings, and the endings of the adjective after it.
 DETERMINERS = {
     "the": ("", ARTICLE, WEAK),
     "this": ("dies", STRONG, WEAK),

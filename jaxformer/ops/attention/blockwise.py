@@ -209,7 +209,7 @@ def _forward(plan: _Tiling, x: _Inputs):
 def _backward(plan: _Tiling, saved: Any, d_out: Array) -> tuple[_Inputs]:
     """The gradients of q, k, v and bias from the gradient `d_out` of the result.
 
-    The inner product of a row of weights with its gradient equals that of `out` with `d_out`.
+    The inner product of a row of weights with its gradient equals the product of `out` and `d_out`.
     """
     x, out, log_sum = saved
     inner = (out.astype(jnp.float32) * d_out.astype(jnp.float32)).sum(-1)
@@ -239,7 +239,7 @@ def _backward(plan: _Tiling, saved: Any, d_out: Array) -> tuple[_Inputs]:
 
 
 def _add_bias(plan: _Tiling, x: Array, d_logits: Array, i: Array, j: Array) -> Array:
-    """The gradient `x` [1 or B, N, T, S] of the bias, with that of one pair of blocks added."""
+    """The gradient `x` [1 or B, N, T, S] of the bias plus that gradient of a pair of blocks."""
     t, s = plan.size
     part = d_logits.reshape(d_logits.shape[0], -1, t, s)
     if x.shape[0] == 1:

@@ -54,7 +54,7 @@ class Tiling:
     keys: int
     scale: float
     long: tuple[int, int]  # the size of a long block of queries, and of keys
-    short: tuple[int, int]  # that of short ones
+    short: tuple[int, int]  # the blocks of short ones
     interpret: bool
 
     @property
@@ -407,7 +407,7 @@ gpu_flash: Kernel = Kernel(
 )
 """Attention by three kernels: forward, the gradient of `q`, the gradients of `k` and `v`.
 
-The algorithm is that of Dao 2023 (FlashAttention-2). The weights [T, S] are never stored. For each
+The algorithm is FlashAttention-2 (Dao 2023). The weights [T, S] are never stored. For each
 long block the kernels visit the range of short blocks that `causal`, `window`, `offset`, padding
 and segments allow, so that packed documents take the time of their own lengths. Each kernel
 computes the mask of `DropoutRng.keep_mask` again. Padding becomes a segment to which no query

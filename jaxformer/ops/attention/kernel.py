@@ -99,7 +99,7 @@ class AttentionSpec:
     T = `queries`, S = `keys`, N = `heads`, K = `kv_heads`, H = `key_size`, Hv = `value_size`.
     `offset` is None if it is known only at run time. `padding_mask`, `segments`, `explicit` and
     `bias` say whether the call has one; `dropout` is the rate on the weights, `softcap` the bound
-    of the logits, `from_cache` whether the keys are those of a cache.
+    of the logits, `from_cache` whether the keys come from a cache.
 
     >>> sizes = {"heads": 4, "kv_heads": 2, "key_size": 16, "value_size": 16}
     >>> print(AttentionSpec(batch=2, queries=8, keys=8, dtype="float32", causal=True, **sizes))
@@ -350,7 +350,7 @@ _NAMES = {
     "window": "a window",
     "has_traced_offset": "an offset known only at run time",
     "segments": "segments: packed texts would see each other",
-    "explicit": "explicit masks, such as that of a prefix LM",
+    "explicit": "explicit masks, such as a prefix LM's",
     "bias": "a bias on the logits",
     "dropout": "dropout on attention weights",
     "softcap": "a soft cap on the logits",

@@ -1,4 +1,4 @@
-"""What `tpu_flash` computes in one step of its grid, and the memory that a step needs."""
+"""The work of `tpu_flash` in one step of its grid, and the memory that a step needs."""
 
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ def chip_memory(kind: str) -> int:
 
 
 class Tiling(NamedTuple):
-    """Static arguments; T, S, N and K are those of one device, T and S multiples of the blocks.
+    """Static arguments; T, S, N and K are sizes on one device, T and S multiples of the blocks.
 
     `spec` has the numbers of the whole call: keys from `spec.keys` on are padding. `memory` is what
     the kernels may use on the chip, in bytes. `first_key` is the position of the first key: a long

@@ -71,7 +71,7 @@ def backward(
     d_out: Any,
     dtype: Any,
 ) -> list[Array]:
-    """The gradients of q, in `dtype`, k and v; those of the keys stay on the chip until the end."""
+    """The gradients of q, in `dtype`, k and v; k's and v's stay on the chip until the end."""
     at_q, at_sum, in_specs = _specs(plan, segments, words)
     bq, width = plan.block_q, plan.width
     at_all = pl.BlockSpec((1, plan.keys, width), lambda b, g, c, i, n: (b, 0, g))
@@ -120,7 +120,7 @@ def _arrays(segments: Any, words: Any) -> tuple[Any, Any]:
 
 
 def _options(plan: Tiling, dtype: Any, name: str) -> dict[str, Any]:
-    """What both calls say to the compiler; `metadata` is for readers of its programs."""
+    """The compiler parameters of both calls; `metadata` is for readers of its programs."""
     needed = plan.needed_memory(jnp.dtype(dtype).itemsize)
     parameters = pltpu.CompilerParams(
         dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary", "arbitrary"),
@@ -218,7 +218,7 @@ def _scores(plan: Tiling, products: Array, allowed: Any) -> tuple[Array, Array |
 def _tiles(length: int) -> list[slice]:
     """The parts of a block that the forward kernel computes.
 
-    They are those of the matrix unit, and nothing is written before all are computed: the compiler
+    The matrix unit computes them, and nothing is written before all are computed: the compiler
     then multiplies one while it computes the weights of another.
     """
     return [slice(first, first + LANES) for first in range(0, length, LANES)]

@@ -1,4 +1,4 @@
-"""What the families of decoders share: the tensors outside their blocks, their classes."""
+"""Shared by the families of decoders: the tensors outside their blocks, their classes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial

@@ -129,7 +129,7 @@ GPT_NEOX = decoder(
 
 
 def _read_embedding_size(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """No field; `ConfigError` for embeddings of another size than the model, those of opt-350m."""
+    """No field; `ConfigError` for embeddings of another size than the model, as opt-350m has."""
     if hf.get(_EMBEDDING) not in (None, fields["d_model"]):
         raise keys.unsupported(_EMBEDDING, hf[_EMBEDDING], fields["d_model"])
     return {}

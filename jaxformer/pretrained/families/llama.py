@@ -85,7 +85,7 @@ def _layer_types(layers: int, interval: int | None) -> list[str]:
 def _windows(interval: int, key: str = "") -> keys.Key:
     """The layers that have a window: all but each n-th, by default n = `interval`.
 
-    `key` is that of n in older versions.
+    `key` is the key of n in older versions.
     """
 
     def write(config: TransformerConfig) -> dict[str, Any]:
@@ -160,9 +160,9 @@ def _family(
     constants: Mapping[str, Any] = {},
     positions: keys.Key = _ROTARY,
 ) -> Family:
-    """A family of classes `name`; the sizes are those of a config.json without them.
+    """A family of classes `name`; the sizes stand for the ones that a config.json lacks.
 
-    `sizes` are those of the model and its feed-forward network, and the numbers of layers, heads
+    `sizes` are the model's and its feed-forward network's, and the numbers of layers, heads
     and key/value heads.
     """
     d_model, d_ff, layers, heads, kv_heads = sizes

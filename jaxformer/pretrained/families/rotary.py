@@ -92,7 +92,7 @@ def _read(
 def rotary_by_layer(base: float, window_base: float) -> keys.Key:
     """The positions of layers with a window and of the others, which have bases of their own.
 
-    `base` and `window_base` are those of a config.json without them.
+    `base` and `window_base` stand for the ones that a config.json lacks.
     """
     old, local = "rope_theta", "rope_local_base_freq"
     full, windowed = "full_attention", "sliding_attention"

@@ -72,9 +72,9 @@ def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
     activation = "gelu_tanh" if projection == "gated-gelu" else keys.ACTIVATIONS[name]
     gated, repeated = name != projection, hf.get("dense_act_fn")
     if repeated is not None and keys.ACTIVATIONS.get(repeated) != activation:
-        raise ConfigError(f"dense_act_fn={keys.as_text(repeated)} is not that of {projection}")
+        raise ConfigError(f"dense_act_fn={keys.as_text(repeated)} does not fit {projection}")
     if hf.get("is_gated_act") not in (None, gated):
-        raise ConfigError(f"is_gated_act={keys.as_text(not gated)} is not that of {projection}")
+        raise ConfigError(f"is_gated_act={keys.as_text(not gated)} does not fit {projection}")
     return {"feed_forward.activation": activation, "feed_forward.gated": gated}
 
 
@@ -127,9 +127,9 @@ def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 
 
 def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Family:
-    """A family of classes `name`; the sizes are those of a config.json without them.
+    """A family of classes `name`; the sizes stand for the ones that a config.json lacks.
 
-    `sizes` are those of the vocabulary and the feed-forward network, and the numbers of layers and
+    `sizes` are the vocabulary's and the feed-forward network's, and the numbers of layers and
     heads.
     """
     vocab_size, d_ff, layers, heads = sizes

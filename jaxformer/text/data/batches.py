@@ -134,7 +134,7 @@ class MaskedBatch(NamedTuple):
     labels: Int[Array, "B P"]
     """The original tokens at these positions; 0 where `loss_mask` is False."""
     loss_mask: Bool[Array, "B P"]
-    """True at those of the P predictions that count."""
+    """True at each of the P predictions that counts."""
     example_ids: Int[Array, " B"]
     """The number of each row in the whole batch."""
     next_sentence: Int[Array, " B"]
@@ -224,6 +224,6 @@ def check_at_least(least: int, **numbers: int) -> None:
 
 
 def check_seed(seed: int) -> None:
-    """Raises `ConfigError` unless `seed` has 32 bits, as those of JAX have."""
+    """Raises `ConfigError` unless `seed` has 32 bits, as JAX's seeds have."""
     if not 0 <= seed < 1 << 32:
         raise ConfigError(f"seed={seed}, but it must be in [0, {1 << 32})")

@@ -75,7 +75,7 @@ class Mixture:
         self._weights = _whole_weights({name: shares[name] for name in sources})
         self._period = sum(self._weights)
         self._order = _fair_order(self._weights)
-        self._ranks = np.zeros(self._period, np.int64)  # of a row among those of its source
+        self._ranks = np.zeros(self._period, np.int64)  # of a row among the rows of its source
         for number, weight in enumerate(self._weights):
             self._ranks[self._order == number] = np.arange(weight)
         self.shares: dict[str, float] = {
@@ -122,7 +122,7 @@ class Mixture:
         return numbers, periods * np.array(self._weights)[numbers] + self._ranks[inside]
 
     def passes(self, step: int) -> dict[str, float]:
-        """How many times each source has been read before `step`."""
+        """The number of times that each source has been read before `step`."""
         periods, inside = divmod(step * self.batch_size, self._period)
         counts = np.bincount(self._order[:inside], minlength=len(self._weights))
         counts += periods * np.array(self._weights)

@@ -155,7 +155,7 @@ def bucket_pairs(
 ) -> PairBatches:
     """Batches of all pairs with 1 to max_len ids on each side, `<eos>` included.
 
-    `special` are the ids of the model's vocabulary; the default is that of tokenizers trained here.
+    `special` are the ids of the model's vocabulary; the default fits tokenizers trained here.
     `batch_tokens` is the number of target positions of a batch, `buckets` the greatest number of
     shapes; for `pad_to_multiple` and `batch_size_multiple` see `plan_buckets`. Other pairs are
     left out and counted in `.dropped` ("empty", "too_long"). Raises `DataError` when the sides

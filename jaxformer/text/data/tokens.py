@@ -43,7 +43,7 @@ Progress = Callable[[int], None]
 
 
 class Encoder(Protocol):
-    """What gives texts their ids, such as a `Tokenizer`."""
+    """An encoder of texts to ids, such as a `Tokenizer`."""
 
     @property
     def vocab_size(self) -> int:
@@ -182,7 +182,7 @@ class Tokens:
         return digest.hexdigest()
 
     def count(self, token: int) -> int:
-        """How many of the ids are `token`; all are read."""
+        """The number of ids that are `token`; all are read."""
         starts = range(0, len(self.ids), _CHUNK)
         return sum(int(np.count_nonzero(self.ids[i : i + _CHUNK] == token)) for i in starts)
 
@@ -287,7 +287,7 @@ def _write_parts(
 def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) -> Tokens:
     """The sequences of a file made by `write_tokens`, memory-mapped for reading.
 
-    `vocab_size` is that of the model to feed. Raises `DataError` for a file that was written for
+    `vocab_size` is the model's. Raises `DataError` for a file that was written for
     a larger vocabulary, and for one that is absent, of another kind, cut short or damaged in its
     offsets.
     """
@@ -423,7 +423,7 @@ def _write_encoded(
 
 
 def _encode_group(texts: list[str], tokenizer: Encoder, kept: Path) -> tuple[list[np.ndarray], int]:
-    """The ids of each text, and the bytes of all; those of a whole part are kept in `kept`."""
+    """The ids of each text, and the bytes of all; a whole part's are kept in `kept`."""
     digest, size = hashlib.sha256(), 0
     for text in texts:
         raw = text.encode(errors="surrogatepass")  # the tokenizer refuses them by their place

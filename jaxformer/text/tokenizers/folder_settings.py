@@ -1,4 +1,4 @@
-"""What a published folder says of its tokenizer: roles, further tokens, the class, languages."""
+"""The settings of a tokenizer in a published folder: roles, further tokens, class, languages."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ _CLASSES = {
 
 
 class _Style(NamedTuple):
-    """How the tokenizers of a class mark languages."""
+    """The way in which the tokenizers of a class mark languages."""
 
     default: str
     token: str = "{}"

@@ -1,4 +1,4 @@
-"""The special tokens around a text, and those that name its language to a translator."""
+"""The special tokens around a text, and the ones that name its language to a translator."""
 
 import difflib
 from collections.abc import Mapping

@@ -47,7 +47,7 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     model (T5, M2M100). `tokenizer_config.json` and `special_tokens_map.json` name the roles of
     special tokens, further tokens, and the languages of a translator; `config.json` says how many
     ids the model has. For Marian this is the
-    tokenizer of the source; `load_pair` gives that of the target too. Raises `DataError` for
+    tokenizer of the source; `load_pair` gives the target's too. Raises `DataError` for
     files that are absent, damaged or do not fit together, and `MissingExtra` for SentencePiece
     models without `sentencepiece`.
 
@@ -83,9 +83,9 @@ def _of_folder(
     read: Callable[[Path, FolderSettings], "tokenizers.Tokenizer"],
     vocab_size_key: str,
 ) -> Tokenizer:
-    """What `read` gives, with the roles and the languages that the folder names.
+    """The tokenizer that `read` gives, with the roles and the languages that the folder names.
 
-    The key in config.json is that of the number of ids of the model's side that the texts are of.
+    `vocab_size_key` is the key in config.json of the number of ids on the texts' side of the model.
     """
     settings = FolderSettings(folder)
     made = read(folder, settings)

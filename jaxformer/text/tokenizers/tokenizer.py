@@ -138,7 +138,7 @@ class Tokenizer:
     """Converts text to a list of ids and back, with a tokenizer of the `tokenizers` library.
 
     `roles` names the special token of each role, or None for a role without one, where a folder
-    says it; otherwise they are found by their names. `languages` are those of a translator's texts.
+    says it; otherwise they are found by their names. `languages` are a translator's, of its texts.
     `model_vocab_size` is the number of ids of the model that reads them, where that is known: some
     published models have fewer than their tokenizer. Tokens added to the vocabulary may have
     further ids, and a text that gives one is refused.
