@@ -30,15 +30,23 @@ def page_contents(folder: Path, options: RunOptions, texts: Sequence[str] = ()) 
     The folder may also be a language model of `transformers`, which needs `texts`.
     """
     loaded = load_run(folder, options)
-    samples = {} if texts else sample_texts(folder)
-    texts = [text for text in texts or loaded.config.prompts or () if text.strip()]
+    samples: dict[str, list[str]] = {}
+    if not texts:
+        samples = sample_texts(folder)
+        texts = loaded.config.prompts or ()
+    texts = [text for text in texts if text.strip()]
     if not texts and is_pretrained(folder):
         raise ConfigError(f"{folder} is a folder of transformers, without prompts: give --text")
     samples = samples or _answers(folder, loaded, texts)
-    attended = [(text, text) for text in texts]
-    if samples and loaded.config.objective != "masked":  # one that fills masks writes nothing
-        attended = [(x, x + y) for x, y in zip(*samples.values(), strict=True) if (x + y).strip()]
-    sentences = [Sentence(x or text, [attend(loaded, text)]) for x, text in attended]
+    read = texts
+    if samples and loaded.config.objective != "masked":  # a model that fills masks writes nothing
+        texts, written = samples.values()
+        read = [text + added for text, added in zip(texts, written, strict=True)]
+    sentences = [
+        Sentence(text or whole, [attend(loaded, whole)])
+        for text, whole in zip(texts, read, strict=True)
+        if whole.strip()
+    ]
     return Contents(loaded.params, sentences, samples)
 
 

@@ -361,7 +361,7 @@ bert_tiny = LanguageConfig(
     training=TrainingConfig(log_every=50, evaluate_every=1_000),
     prompts=(" The film was <mask> in the United States .", " He was born in <mask> ."),
 )
-"""As many layers, heads and numbers as the smallest model of Turc et al. 2019."""
+"""Layers, heads and sizes of the smallest model of Turc et al. 2019."""
 
 _ALL = (
     python_stdlib,

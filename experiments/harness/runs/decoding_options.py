@@ -15,8 +15,6 @@ from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 
-_OF_SEARCH = ("length_penalty", "no_repeat_ngram_size", "repetition_penalty")
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecodingOptions(RunOptions):
@@ -40,15 +38,22 @@ class DecodingOptions(RunOptions):
         self, search: SearchConfig, translation: TranslationOptions
     ) -> tuple[SearchConfig, TranslationOptions]:
         """The settings of a run or a folder with the values of these options."""
-        names = ("source_language", "target_language")
-        languages = {name: getattr(self, name) for name in names if getattr(self, name)}
-        return self.search(search), replace(translation, **languages)
+        if self.source_language:
+            translation = replace(translation, source_language=self.source_language)
+        if self.target_language:
+            translation = replace(translation, target_language=self.target_language)
+        return self.search(search), translation
 
     def search(self, config: SearchConfig) -> SearchConfig:
         """The run's `config` with the values of these options."""
-        named = {name: getattr(self, name) for name in _OF_SEARCH}
-        named["beam_size"] = self.beam_size or None
-        return replace(config, **{k: value for k, value in named.items() if value is not None})
+        options = {
+            "beam_size": self.beam_size or None,
+            "length_penalty": self.length_penalty,
+            "no_repeat_ngram_size": self.no_repeat_ngram_size,
+            "repetition_penalty": self.repetition_penalty,
+        }
+        given = {name: value for name, value in options.items() if value is not None}
+        return replace(config, **given)
 
 
 def run_folders(run: str) -> list[Path]:
@@ -79,11 +84,11 @@ def load_members(load: Callable[[Path], Loaded], run: str, *, int8: bool = False
 
 def _check_member(first_folder: Path, first: Loaded, folder: Path, member: Loaded) -> None:
     end = f", but the models of an ensemble must agree: leave out {folder}"
-    theirs = dotted_fields(member.model.config)
-    for name, ours in dotted_fields(first.model.config).items():
-        if name not in TRAINING_ONLY and ours != theirs[name]:
-            names = f"{ours!r} in {first_folder} and {theirs[name]!r} in {folder}"
-            raise ConfigError(f"model.{name} is {names}{end}")
+    fields = dotted_fields(member.model.config)
+    for name, value in dotted_fields(first.model.config).items():
+        if name not in TRAINING_ONLY and value != fields[name]:
+            values = f"{value!r} in {first_folder} and {fields[name]!r} in {folder}"
+            raise ConfigError(f"model.{name} is {values}{end}")
     if type(first.model) is not type(member.model):
         raise ConfigError(f"{first_folder} and {folder} differ in their model{end}")
     if getattr(first.model, "block", None) != getattr(member.model, "block", None):
@@ -93,5 +98,5 @@ def _check_member(first_folder: Path, first: Loaded, folder: Path, member: Loade
 
 
 def _vocabularies(loaded: Loaded) -> list[str | None]:
-    both = loaded.tokenizer, loaded.target_tokenizer
-    return [None if each is None else each.fingerprint for each in both]
+    tokenizers = loaded.tokenizer, loaded.target_tokenizer
+    return [None if tokenizer is None else tokenizer.fingerprint for tokenizer in tokenizers]
