@@ -41,11 +41,13 @@ def quantize(model: nn.Module, params: Any) -> Any:
             leaves[path] = quantize_matrix(leaf)
         elif issubclass(kind, Dense | LMHead):
             size, _ = axes[path].matrix_shape(leaf.shape)
-            of_layer = partial(_of_outputs, inputs=size)
-            leaves[path] = jax.vmap(of_layer)(leaf) if axes[path].layers else of_layer(leaf)
+            quantize_layer = partial(_quantize_outputs, inputs=size)
+            if axes[path].layers:
+                quantize_layer = jax.vmap(quantize_layer)
+            leaves[path] = quantize_layer(leaf)
     return unflatten_dict(leaves, sep="/")
 
 
-def _of_outputs(kernel: jax.Array, inputs: int) -> QuantizedMatrix:
-    """`kernel` as [outputs, inputs]."""
+def _quantize_outputs(kernel: jax.Array, inputs: int) -> QuantizedMatrix:
+    """`kernel` as [outputs, inputs] in 8 bits, with a scale for each output."""
     return quantize_matrix(kernel.reshape(inputs, -1).T)

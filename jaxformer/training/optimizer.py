@@ -16,7 +16,7 @@ from jaxformer.training.muon import scale_by_muon
 from jaxformer.training.parameters import ModelAxes, axes_of, freeze, map_with_path
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
-RuleName = Literal["adam", "muon", "lion"]
+OptimizerName = Literal["adam", "muon", "lion"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class OptimizerConfig(Checked):
 
     schedule: ScheduleName = "inverse_square_root"
     """Course of the learning rate after the warm-up."""
-    name: RuleName = "adam"
+    name: OptimizerName = "adam"
     """The update rule."""
     learning_rate: NonNegative = 7e-4
     """The peak learning rate, reached at the end of the warm-up."""
@@ -81,8 +81,8 @@ def noam_peak_learning_rate(d_model: int, warmup_steps: int) -> float:
 def make_schedule(config: OptimizerConfig) -> optax.Schedule:
     """The learning rate as a function of the number of updates done.
 
-    It rises linearly to `learning_rate` at update number `warmup_steps`. The inverse square root is
-    that of Vaswani et al. 2017, equation 3. A cosine, linear or wsd schedule (warm-up, stable,
+    It rises linearly to `learning_rate` at update number `warmup_steps`. The inverse square root
+    follows Vaswani et al. 2017, equation 3. A cosine, linear or wsd schedule (warm-up, stable,
     decay: Hu et al. 2024; Hägele et al. 2024) ends at update number `total_steps`.
 
     >>> schedule = make_schedule(jf.OptimizerConfig(learning_rate=1.0, warmup_steps=10))
@@ -181,12 +181,12 @@ def _scale_by_peak(learning_rate: Any, relative: optax.Schedule) -> optax.Gradie
 
 
 def _muon(
-    momentum: float, axes: ModelAxes, others: optax.GradientTransformation
+    momentum: float, axes: ModelAxes, default_rule: optax.GradientTransformation
 ) -> optax.GradientTransformation:
-    """Muon for hidden matrices, the rule `others` for all other parameters."""
+    """Muon for hidden matrices, `default_rule` for all other parameters."""
 
     def label(path: str, leaf: jax.Array) -> str:
-        return "muon" if axes_of(path, leaf, axes).is_hidden else "others"
+        return "muon" if axes_of(path, leaf, axes).is_hidden else "default"
 
     def scale(path: str, leaf: jax.Array) -> jax.Array:
         """The orthogonal update of R inputs and C outputs, times 0.2 sqrt(max(R, C))."""
@@ -196,6 +196,6 @@ def _muon(
     scaled = optax.stateless(lambda updates, params=None: map_with_path(scale, updates))
     rules: dict[Hashable, optax.GradientTransformation] = {
         "muon": optax.chain(scale_by_muon(momentum, axes), scaled),
-        "others": others,
+        "default": default_rule,
     }
     return optax.partition(rules, partial(map_with_path, label))

@@ -300,7 +300,7 @@ def test_language_models_show_their_own_attention(objective, text, random_params
     model = (MaskedLanguageModel if masked else jf.DecoderOnly)(sizes)
     params = random_params(model, jnp.ones((2, 5), jnp.int32))
     config = SimpleNamespace(objective=objective)
-    view = attend(SimpleNamespace(**locals()), text)
+    view = attend(jf.Loaded(model, params, tokenizer, config=config), text)
     count = len(view.query_tokens)
     assert view.weights.shape == (2, 3, count, count) and count == (9 if masked else 5)
     np.testing.assert_allclose(view.weights.sum(axis=-1), 1.0, rtol=1e-5)

@@ -159,7 +159,7 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     def __post_init__(self):
         super().__post_init__()
         check_name(self, "schedule", get_args(optimizer.ScheduleName))
-        check_name(self, "name", get_args(optimizer.RuleName))
+        check_name(self, "name", get_args(optimizer.OptimizerName))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -224,9 +224,9 @@ def _backward(plan: _Tiling, saved: Any, d_out: Array) -> tuple[_Inputs]:
         d_logits = _dropped(plan, x.dropout_rng, d_logits, i, j)
         d_logits = weights * (d_logits - _at(inner, i)[..., None])
         dropped = _dropped(plan, x.dropout_rng, weights, i, j).astype(x.v.dtype)
-        low = (d_logits * slope).astype(x.q.dtype)
-        dq = _add(dq, _product("BKGTS,BKHS->BKGTH", low, _at(x.k, j)), i)
-        dk = _add(dk, _product("BKGTH,BKGTS->BKHS", _at(x.q, i), low), j)
+        d_product = (d_logits * slope).astype(x.q.dtype)
+        dq = _add(dq, _product("BKGTS,BKHS->BKGTH", d_product, _at(x.k, j)), i)
+        dk = _add(dk, _product("BKGTH,BKGTS->BKHS", _at(x.q, i), d_product), j)
         dv = _add(dv, _product("BKGTH,BKGTS->BKHS", d_block, dropped), j)
         if dbias is not None:
             dbias = _add_bias(plan, dbias, d_logits, i, j)
@@ -239,7 +239,7 @@ def _backward(plan: _Tiling, saved: Any, d_out: Array) -> tuple[_Inputs]:
 
 
 def _add_bias(plan: _Tiling, x: Array, d_logits: Array, i: Array, j: Array) -> Array:
-    """The gradient `x` [1 or B, N, T, S] of the bias plus that gradient of a pair of blocks."""
+    """The gradient `x` [1 or B, N, T, S] of the bias, with one pair of blocks added."""
     t, s = plan.size
     part = d_logits.reshape(d_logits.shape[0], -1, t, s)
     if x.shape[0] == 1:
