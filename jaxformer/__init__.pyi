@@ -19,6 +19,11 @@ from jaxformer.nn.feed_forward import FeedForward as FeedForward
 from jaxformer.nn.norm import Norm as Norm
 from jaxformer.nn.embeddings import Embedding as Embedding
 from jaxformer.nn.cache import Cache as Cache
+from jaxformer.nn.nnx_model import (
+    to_nnx as to_nnx,
+    from_nnx as from_nnx,
+    NNXModel as NNXModel,
+)
 from jaxformer.ops.masks import AttentionMask as AttentionMask
 from jaxformer.ops.dropout import DropoutRng as DropoutRng
 from jaxformer.ops.attention import auto_attention as auto_attention

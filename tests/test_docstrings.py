@@ -11,12 +11,13 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import jaxformer
 
 # What an example may use without importing it, besides the names of its own module.
 NAMESPACE = {"Path": Path, "jax": jax, "jf": jaxformer, "jnp": jnp, "nn": nn, "np": np}
-NAMESPACE |= {"optax": optax}
+NAMESPACE |= {"nnx": nnx, "optax": optax}
 PACKAGE = Path(jaxformer.__file__).parent
 FILES = [path for path in sorted(PACKAGE.rglob("*.py")) if ">>> " in path.read_text("utf-8")]
 LONG = ("nn", "pipelines", "pretrained")

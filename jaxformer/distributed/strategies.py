@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import linen as nn
@@ -222,8 +223,14 @@ class Strategy:
         """A state or parameters from a file or other devices, moved to this strategy's devices.
 
         Every process gives the whole tree. Decoding with the result runs on all of the devices.
+        The result shares no memory with `tree`, so a step that donates it leaves `tree` as it is.
         """
-        return jax.device_put(tree, self.shardings(tree))
+
+        def place(leaf: Any, where: Sharding) -> jax.Array:
+            # On its own device an array would be shared, whatever `may_alias` says.
+            return jax.device_put(jnp.copy(leaf) if isinstance(leaf, jax.Array) else leaf, where)
+
+        return jax.tree.map(place, tree, self.shardings(tree))
 
     def gather(self, tree: Any) -> Any:
         """The whole `tree` as numpy arrays on every process; a PRNG key as its key data."""
@@ -250,7 +257,9 @@ class Strategy:
     ) -> CompiledStep:
         """The compiled `make_train_step`: (state, sharded batch) -> (state, metrics).
 
-        Donates the state: its memory becomes the returned one's. Parameters that fsdp divides
+        Donates the state: its memory becomes the returned one's, and it cannot be read any
+        more. `init`, `shard_state` and `init_train_state` make states of their own memory, so what
+        they were made of stays. Parameters that fsdp divides
         are gathered for the loss; a reduce-scatter adds their gradient up and divides it again.
         `gather_at` says when:
 

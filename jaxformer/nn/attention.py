@@ -187,7 +187,7 @@ class MultiHeadAttention(CheckedModule):
             options["softcap"] = self.softcap
         if self.attention_fn is reference:  # no other function keeps the weights
             options["on_weights"] = partial(tap, self, "weights")
-        dropout = self.dropout.at(dropout_rng, len(q))
+        dropout = self.dropout.at(dropout_rng, q)
         attention_fn = self.attention_fn
         if mask.from_cache or beams > 1:
             attention_fn = partial(fold_beams, attention_fn)

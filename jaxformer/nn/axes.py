@@ -25,6 +25,7 @@ from flax.traverse_util import flatten_dict
 from jaxformer.errors import ConfigError
 from jaxformer.nn.dense import Dense
 from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
+from jaxformer.nn.linen_models import check_linen
 from jaxformer.nn.stack import Stack
 from jaxformer.ops.attention import reference
 from jaxformer.ops.dense import QuantizedMatrix
@@ -76,6 +77,7 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
     >>> axes["decoder/blocks_0/attention/out/kernel"][:2]
     (('heads', 'head_dim'), ('embed',))
     """
+    check_linen(model)
     if hasattr(model, "attention_fn"):  # it has no parameters, and may not support the call
         model = model.clone(attention_fn=reference)
     recorder = AxesRecorder()

@@ -18,23 +18,22 @@ class Dropout(CheckedModule):
     def __call__(
         self, x: Float[Array, "B ... F"], rng: DropoutRng | jax.Array | None
     ) -> Float[Array, "B ... F"]:
-        """`x` with a share `rate` of its elements set to zero; `x` itself without `rng`."""
-        dropout = self.at(rng, len(x))
+        """`x` with a share `rate` of its elements set to zero; `x` itself without a key."""
+        dropout = self.at(rng, x)
         return x if dropout is None else dropout(x)
 
-    def at(self, rng: DropoutRng | jax.Array | None, rows: int) -> DropoutMask | None:
-        """Dropout of `rows` rows at this place as a function; None where nothing is dropped.
+    def at(
+        self, rng: DropoutRng | jax.Array | None, x: Float[Array, "B ..."]
+    ) -> DropoutMask | None:
+        """Dropout of arrays with the rows of `x` as a function; None where nothing is dropped.
 
-        A key alone numbers the rows. Raises `ValueError` for a key in `rngs` without `rng`.
+        A key alone numbers the rows. Without `rng` the key is that of Flax's stream "dropout",
+        where `apply` was given one.
         """
         if not self.rate:
             return None
         if rng is None and self.has_rng("dropout") and not self.is_initializing():
-            raise ValueError(
-                'rngs={"dropout": key} was given, but these modules take the argument dropout_rng: '
-                "give dropout_rng=key, or DropoutRng(key, example_ids), or a dropout rate "
-                "of 0"
-            )
-        rng = as_dropout_rng(rng, rows)
+            rng = self.make_rng("dropout")
+        rng = as_dropout_rng(rng, x)
         place = "/".join((*self.path[:-1], self.place))
         return None if rng is None else DropoutMask(rng, place, self.rate)

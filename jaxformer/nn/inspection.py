@@ -20,6 +20,7 @@ from jax.tree_util import Partial
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block
+from jaxformer.nn.linen_models import check_linen
 from jaxformer.nn.models import EncoderDecoder, Model
 from jaxformer.nn.remat import REMAT
 from jaxformer.nn.stacked_blocks import STACKED, unstack_blocks
@@ -39,6 +40,7 @@ def tap_names(model: Any, *inputs: Any) -> dict[str, jax.ShapeDtypeStruct]:
     >>> jf.tap_names(jf.DecoderOnly(config))["decoder/blocks_0/feed_forward/hidden"].shape
     (1, 1, 5)
     """
+    check_linen(model)
     return _flat(jax.eval_shape(unstack_blocks, _places(model, inputs)))
 
 
@@ -59,6 +61,7 @@ def read_taps(
     >>> values[name].shape, float(values[name][0, 1, 0, 0])  # the first token sees only itself
     ((1, 2, 3, 3), 1.0)
     """
+    check_linen(model)
     result, state = model.apply({"params": params}, *inputs, mutable=[INTERMEDIATES], **options)
     values = _flat(unstack_blocks(state.get(INTERMEDIATES, {})))
     if names is None:
@@ -130,6 +133,7 @@ def with_attention_weights(model: Any) -> Any:
     >>> config = jf.TransformerConfig(7, d_model=4, d_ff=5, num_heads=2, num_decoder_layers=1)
     >>> readable = jf.with_attention_weights(jf.DecoderOnly(config, jf.auto_attention))
     """
+    check_linen(model)
     block = Block if model.block in REMAT.values() else model.block
     return model.clone(attention_fn=reference, block=block)
 

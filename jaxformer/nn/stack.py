@@ -134,8 +134,7 @@ class Stack(CheckedModule):
     ) -> Float[Array, "R T D"]:
         """`x` after the stack; `mask` may be a padding mask, True at real tokens.
 
-        `positions` default to 0, 1, ... Raises `ValueError` for an `x` of another shape, and for a
-        dropout key in `rngs` without `dropout_rng`.
+        `positions` default to 0, 1, ... Raises `ValueError` for an `x` of another shape.
         """
         if x.ndim != 3:
             raise ValueError(
@@ -273,7 +272,7 @@ class Stack(CheckedModule):
         """`apply_blocks` as one loop."""
         paths = tuple("/".join((*self.path, f"blocks_{i}")) for i in range(self.num_layers))
         path = "/".join((*self.path, STACKED))
-        dropout_rng = as_dropout_rng(dropout_rng, len(x))
+        dropout_rng = as_dropout_rng(dropout_rng, x)
 
         def step(block: nn.Module, x: Array, of_layer: Any) -> tuple[Array, None]:
             kv, layer = of_layer
@@ -475,5 +474,5 @@ def Encoder(  # noqa: N802  (it makes a module, as a class does)
 
 _LAYER_AXIS: dict[str, Any] = {
     "variable_axes": {True: 0},  # whatever a block declares or sows has the layer axis
-    "split_rngs": {"params": True, "dropout": False},
+    "split_rngs": {True: True},  # each layer draws from each stream of random numbers anew
 }

@@ -10,6 +10,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
+from jaxformer.ops.partitioning import varying_axes
+
 
 class DropoutRng(struct.PyTreeNode):
     """The randomness of one step: its key, and the global ids of the examples.
@@ -95,19 +97,32 @@ def key_words(key: Array) -> UInt32[Array, "2"]:
     return words.astype(jnp.uint32)[:2]
 
 
-def as_dropout_rng(rng: DropoutRng | Array | None, rows: int) -> DropoutRng | None:
-    """`rng`; a key alone becomes a `DropoutRng` of the examples 0 to `rows` - 1.
+def as_dropout_rng(rng: DropoutRng | Array | None, x: Float[Array, "B ..."]) -> DropoutRng | None:
+    """`rng`; of a key alone, the randomness of the rows of `x`, whose ids are 0 to B - 1.
 
     Raises `TypeError` for anything else.
     """
     if rng is None or isinstance(rng, DropoutRng):
         return rng
     if isinstance(rng, Array) and (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or len(rng) == 2):
-        return DropoutRng(rng, jnp.arange(rows))
+        return DropoutRng(key_of_device(rng, x), jnp.arange(len(x)))
     raise TypeError(
         f"dropout_rng is a {type(rng).__name__}, but must be a key of jax.random, or "
         "DropoutRng(key, example_ids)"
     )
+
+
+def key_of_device(key: Array, x: Float[Array, "B ..."]) -> Array:
+    """A key that differs between the devices of `jax.shard_map` or `jax.pmap` whose `x` differs.
+
+    Each device numbers its rows from 0, so one key for all would drop the same elements everywhere.
+    With `check_vma=False`, and in `jax.pmap`, JAX does not know where `x` differs: there each
+    device has a key of its own. Elsewhere it is `key`.
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if axes and varying_axes(jax.lax.axis_index(axes)):  # check_vma=True
+        axes = tuple(axis for axis in axes if axis in varying_axes(x))
+    return jax.random.fold_in(key, jax.lax.axis_index(axes)) if axes else key
 
 
 def keep_columns(

@@ -38,6 +38,15 @@ def partitioned(axes: tuple[str, ...] = POSITION_AXES) -> dict[str, int]:
     return {axis: mesh.shape[axis] for axis in axes if axis in mesh.auto_axes}
 
 
+def varying_axes(x: Any) -> frozenset[Any]:
+    """The axes of a `jax.shard_map` with `check_vma=True` along which the values of `x` may differ.
+
+    >>> varying_axes(jnp.ones(3))  # outside of one
+    frozenset()
+    """
+    return jax.typeof(x).manual_axis_type.varying
+
+
 def axis_that_divides(name: str, size: int) -> str | None:
     """The mesh axis `name`, where XLA partitions along it in several parts of `size`; else None.
 

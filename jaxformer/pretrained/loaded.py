@@ -8,6 +8,7 @@ import jax
 
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.linen_models import check_linen
 from jaxformer.pretrained.sentence_modules import SentenceOptions
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -52,6 +53,9 @@ class Loaded:
     """The defaults of the pipelines."""
     config: Any = None
     """The settings of a run, as its config.json has them; None for other folders."""
+
+    def __post_init__(self) -> None:
+        check_linen(self.model)
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))

@@ -17,8 +17,12 @@ from flax import linen as nn
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import take_positions
+from jaxformer.nn.nnx_model import NNXModel
 from jaxformer.ops.cross_entropy import chunked_sums, cross_entropy
 from jaxformer.ops.dropout import DropoutRng
+
+AnyModel = nn.Module | NNXModel
+"""A Linen model, or one of NNX; `params` may then be the NNX model itself, or its `nnx.State`."""
 
 Sums = tuple[jax.Array, jax.Array] | tuple[jax.Array, jax.Array, dict[str, jax.Array]]
 """(loss, tokens) or (loss, tokens, auxiliary): a sum in nats and the number to divide it by.
@@ -32,7 +36,7 @@ Loss = Callable[[Any, Any, jax.Array | None], Sums]
 
 
 def seq2seq_loss(
-    model: nn.Module,
+    model: AnyModel,
     *,
     pad: int,
     label_smoothing: float = 0.0,
@@ -66,7 +70,7 @@ def seq2seq_loss(
     return _token_loss(model, read, terms, loss_chunk)
 
 
-def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
+def causal_loss(model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
     """The loss of a causal language model on batches of `tokens` [B, T + 1].
 
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
@@ -89,7 +93,7 @@ def causal_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
     return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk)
 
 
-def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
+def masked_loss(model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
     """The loss of a masked language model at `masked_positions` [B, P].
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
@@ -121,7 +125,7 @@ def masked_loss(model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0) -
 
 
 def masked_and_next_sentence_loss(
-    model: nn.Module, *, z_loss: float = 0.0, loss_chunk: int = 0
+    model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0
 ) -> Loss:
     """`masked_loss`, plus for each row P times the loss of predicting `next_sentence`.
 
@@ -158,7 +162,7 @@ def masked_and_next_sentence_loss(
     return loss
 
 
-def classification_loss(model: nn.Module) -> Loss:
+def classification_loss(model: AnyModel) -> Loss:
     """The loss of a classifier on `tokens` [B, T] with one of the classes `labels` [B].
 
     `padding_mask` [B, T] is False at padding. A row counts where `loss_mask` [B] is true.
@@ -172,7 +176,7 @@ def classification_loss(model: nn.Module) -> Loss:
     return loss
 
 
-def span_loss(model: nn.Module) -> Loss:
+def span_loss(model: AnyModel) -> Loss:
     """The loss of a `SpanPredictor`: the mean of the losses of the answer's start and end.
 
     The batch is as for `classification_loss`, but `labels` [B, 2] are the positions of the
@@ -189,7 +193,7 @@ def span_loss(model: nn.Module) -> Loss:
     return loss
 
 
-def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | None) -> Any:
+def _logits_of_rows(model: AnyModel, params: Any, batch: Any, rng: jax.Array | None) -> Any:
     types = getattr(batch, "token_type_ids", None)
     inputs = batch.tokens, batch.padding_mask, *(() if types is None else (types,))
     dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
@@ -197,7 +201,7 @@ def _logits_of_rows(model: nn.Module, params: Any, batch: Any, rng: jax.Array | 
 
 
 def _token_loss(
-    model: nn.Module,
+    model: AnyModel,
     read: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]],
     terms: Callable[..., Any],
     loss_chunk: int,
@@ -226,7 +230,7 @@ def _token_loss(
 
 
 def _in_chunks(
-    terms: Any, model: nn.Module, params: Any, hidden: Any, labels: Any, loss_chunk: int
+    terms: Any, model: AnyModel, params: Any, hidden: Any, labels: Any, loss_chunk: int
 ) -> Any:
     """`terms` of the logits of `hidden` and of `labels`, `loss_chunk` tokens at a time."""
     params = nn.unbox(params)  # sharded parameters are gathered here, not for each chunk

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Num
 
 from jaxformer.errors import ConfigError, Diverged
+from jaxformer.ops.partitioning import varying_axes
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten, map_with_path
 
@@ -67,6 +68,9 @@ def init_train_state(
 ) -> TrainState:
     """The state before the first step; the typed key `rng` seeds the dropout of every step.
 
+    The state has copies of `params` and `rng`: a step that reuses its memory leaves these as they
+    are.
+
     `ema` keeps a moving average of the parameters; give `make_train_step` its `ema_decay`.
 
     >>> params = {"mean": jnp.zeros((2, 3))}
@@ -74,6 +78,7 @@ def init_train_state(
     >>> state.ema["mean"].shape, state.opt_state[0].mu["mean"].shape
     ((2, 3), (2, 3))
     """
+    params, rng = jax.tree.map(jnp.copy, (params, rng))
     average = jax.tree.map(jnp.copy, params) if ema else None
     step, skipped, consecutive_skips = (jnp.zeros((), jnp.int32) for _ in range(3))
     opt_state = optimizer.init(params)
@@ -126,7 +131,9 @@ def make_train_step(
     a part of the batch; in a step mapped over an axis "data" it is `partial(jax.lax.psum,
     axis_name="data")`, under `jax.shard_map` with either value of `check_vma` (with False where its
     `axis_names` leave axes to XLA). Neither changes the gradient, because sums are divided once, at
-    the end. After n updates the decay of the average is the smaller of `ema_decay` and
+    the end. All parts and devices get the same `rng`, so a loss that draws random numbers folds in
+    what tells the examples apart, or gives its model `DropoutRng(rng, example_ids)`, as our losses
+    do. After n updates the decay of the average is the smaller of `ema_decay` and
     (1 + n) / (10 + n): a short training forgets its first values.
 
     Raises `TypeError` for a loss that returns anything else, and `ConfigError` as `make_update`.
@@ -159,18 +166,13 @@ def vary_as(tree: Any, other: Any) -> Any:
     """
     if not jax.sharding.get_abstract_mesh().manual_axes:
         return tree
-    axes = frozenset[Any]().union(*map(_varying, jax.tree.leaves(other)))
+    axes = frozenset[Any]().union(*map(varying_axes, jax.tree.leaves(other)))
 
     def vary(leaf: Any) -> Any:
-        more = tuple(axes - _varying(leaf))
+        more = tuple(axes - varying_axes(leaf))
         return jax.lax.pcast(leaf, more, to="varying") if more else leaf
 
     return jax.tree.map(vary, tree)
-
-
-def _varying(leaf: Any) -> frozenset[Any]:
-    """The axes of a `jax.shard_map` along which the values of `leaf` may differ."""
-    return jax.typeof(leaf).manual_axis_type.varying
 
 
 def loss_and_gradient(

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import pytest
 
+from jaxformer.distributed import single
 from jaxformer.errors import ConfigError, Diverged
 from jaxformer.ops.cross_entropy import cross_entropy
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
@@ -140,6 +141,26 @@ def bigram_with_sums(params, batch, rng):
     correct = jnp.sum((logits.argmax(-1) == labels) & real)
     size = jnp.sum(jnp.where(real, jnp.square(logits).mean(-1), 0.0))
     return *bigram_loss(params, batch, rng), {"correct": correct, "size": size}
+
+
+def quadratic(params, batch, rng):
+    return jnp.sum((batch - params["mean"][None]) ** 2), jnp.float32(batch.size)
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_a_step_that_reuses_the_memory_of_its_state_leaves_what_the_state_was_made_of(ema):
+    params, key, optimizer = {"mean": jnp.arange(5.0)}, jax.random.key(3), optax.adam(0.1)
+    state = init_train_state(params, optimizer, key, ema=ema)
+    step = jax.jit(make_train_step(quadratic, optimizer, ema_decay=0.9 * ema), donate_argnums=0)
+    step(state, jnp.ones((2, 5)))
+    assert state.params["mean"].is_deleted()
+    assert params["mean"].tolist() == [*range(5)] and jax.random.key_data(key).tolist() == [0, 3]
+
+    state, strategy = init_train_state(params, optimizer, key), single()
+    moved = strategy.shard_state(state)
+    strategy.step(quadratic, optimizer)(moved, jnp.ones((2, 5)))
+    assert moved.params["mean"].is_deleted() and not state.params["mean"].is_deleted()
+    assert jax.random.key_data(state.rng).tolist() == [0, 3]
 
 
 @pytest.mark.parametrize("parts", [1, 4])
