@@ -7,7 +7,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from experiments.harness.runs import downloads, sources
+from experiments.harness.runs import downloads, own_texts, source_kinds, sources
+from experiments.harness.runs.shares import shares_of
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.language_modelling.id_text import IdPart, cut_off, id_part, is_ids
 from experiments.language_modelling.presets import DataConfig
@@ -43,7 +44,7 @@ class Part(NamedTuple):
         return _between(documents, self.start, self.stop)
 
     def _whole(self) -> Iterator[Iterator[str]]:
-        plain = [sources.kind_of(path) == "text" for path in self.paths]
+        plain = [source_kinds.kind_of(path) == "text" for path in self.paths]
         if all(plain):
             return read_documents(self.paths, split=self.split)
         parts = (
@@ -68,7 +69,7 @@ def load_mixture(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> dict[st
 
     Only the first has a test part, which is of all. One text has the name "".
     """
-    shares = sources.shares_of(config.train)
+    shares = shares_of(config.train)
     if not shares:
         return {"": load_corpus(config, cache)}
     validation: list[tuple[str, ...]] = [(name,) for name in config.validation]
@@ -136,7 +137,7 @@ def part_of(
         return None
     if is_ids(files):
         return id_part(files, config.document_id, isolate=config.isolate_documents)
-    paths = tuple(sources.called_once(name, (config.text_field,), cache) for name in files)
+    paths = tuple(own_texts.called_once(name, (config.text_field,), cache) for name in files)
     return Part(paths, config.split, field=config.text_field)
 
 

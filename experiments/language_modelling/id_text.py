@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.harness.runs import sources
+from experiments.harness.runs import source_kinds
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import JoinedIds, Tokens, expand
 from jaxformer.text.metrics import TextSize, count_text
@@ -39,7 +39,7 @@ class IdPart(NamedTuple):
 
 def is_ids(names: tuple[str, ...]) -> bool:
     """Whether `names` are files of ids; `ConfigError` where only part of them are."""
-    kinds = [sources.kind_of(name) == "ids" for name in names]
+    kinds = [source_kinds.kind_of(name) == "ids" for name in names]
     if any(kinds) and not all(kinds):
         ids, text = names[kinds.index(True)], names[kinds.index(False)]
         raise ConfigError(

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, downloads, run_folder, sources
+from experiments.harness.runs import distributed, downloads, run_folder
+from experiments.harness.runs.shares import shares_of
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -100,7 +101,7 @@ def prepare(config: LanguageConfig, folder: Path) -> Prepared:
     tokenizer = load_tokenizer(folder)
     texts = {name: open_encoded(folder, name, tokenizer, cache) for name in parts}
     assert_processes_agree({f"{name} text": x.tokens.fingerprint for name, x in texts.items()})
-    shares = _short_names(sources.shares_of(config.data.train))
+    shares = _short_names(shares_of(config.data.train))
     train_texts = [texts[name] for name in part_names(config.data, "train")]
     validation_texts = [texts[name] for name in part_names(config.data, "validation")]
     streams = [objective_of(config).stream(text.tokens, tokenizer, config) for text in train_texts]
@@ -133,7 +134,7 @@ def part_names(data: DataConfig, part: str) -> list[str]:
     >>> part_names(DataConfig(train=("a.txt=3", "b.txt=1")), "train")
     ['train-1', 'train-2']
     """
-    count = len(sources.shares_of(data.train))
+    count = len(shares_of(data.train))
     if count == 0 or part == "test":
         return [part]
     return [f"{part}-{number}" for number in range(1, count + 1)]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
-from experiments.harness.runs import downloads, sources
+from experiments.harness.runs import downloads, own_texts, source_kinds, sources
 from experiments.harness.runs.sample_tables import lines_digest
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.translation.presets import DataConfig, Files
@@ -84,10 +84,10 @@ def _with_calls(config: DataConfig, cache: TextCache) -> DataConfig:
 def _called_once(files: Files, cache: TextCache) -> Files:
     fields = files.source_field, files.target_field
     if not files.source or not files.target:
-        both = sources.called_once(files.source, fields, cache) if files.source else ""
+        both = own_texts.called_once(files.source, fields, cache) if files.source else ""
         return replace(files, source=both)
-    source = sources.called_once(files.source, fields[:1], cache)
-    target = sources.called_once(files.target, fields[1:], cache)
+    source = own_texts.called_once(files.source, fields[:1], cache)
+    target = own_texts.called_once(files.target, fields[1:], cache)
     return replace(files, source=source, target=target)
 
 
@@ -116,7 +116,7 @@ def read_files(files: Files) -> Text | None:
     fields = files.source_field, files.target_field
     if not files.target:
         return Text(*sources.read_both(files.source, fields))
-    if sources.kind_of(files.source) == sources.kind_of(files.target) == "text":
+    if source_kinds.kind_of(files.source) == source_kinds.kind_of(files.target) == "text":
         return Text(*read_pairs(files.source, files.target))
     sides = zip((files.source, files.target), fields, strict=True)
     text = Text(*(list(sources.read_texts(*side)) for side in sides))

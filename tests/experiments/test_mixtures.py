@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from experiments.harness.runs import sources
+from experiments.harness.runs.shares import shares_of
 from experiments.language_modelling import evaluate, prepare, train
 from jaxformer.errors import ConfigError
 from tests.experiments.commands import call, metrics_of
@@ -128,15 +128,15 @@ def test_text_and_ids_are_mixed_and_the_ids_need_their_tokenizer(mixed_run, tmp_
 )
 def test_shares_of_part_of_the_texts_are_refused(names, message):
     with pytest.raises(ConfigError, match=message):
-        sources.shares_of(names)
+        shares_of(names)
 
 
 def test_a_file_whose_name_looks_like_a_share_is_a_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("a=0.5").write_text("sun\n")
-    assert sources.shares_of(["a=0.5"]) == {}
-    assert sources.shares_of(["b=0.5"]) == {"b": 0.5}
-    assert sources.shares_of(["lr=x.txt", "hf:a/b@train"]) == {}
+    assert shares_of(["a=0.5"]) == {}
+    assert shares_of(["b=0.5"]) == {"b": 0.5}
+    assert shares_of(["lr=x.txt", "hf:a/b@train"]) == {}
 
 
 def test_validation_files_belong_to_the_texts_in_their_order(tmp_path):

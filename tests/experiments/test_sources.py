@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from experiments.harness.runs import sources
+from experiments.harness.runs.records import read_fields
 from experiments.harness.runs.sample_tables import lines_digest
-from experiments.harness.runs.sources import kind_of, read_fields
+from experiments.harness.runs.source_kinds import kind_of
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import corpus as language_corpus
 from experiments.language_modelling.presets import DataConfig as LanguageData

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.runs.sources import json_lines
+from experiments.harness.runs.records import json_lines
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.records import write_json

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from flax import linen as nn
 
-from experiments.harness.runs.sources import kind_of, read_fields
+from experiments.harness.runs.records import read_fields
+from experiments.harness.runs.source_kinds import kind_of
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.examples import snippets
 from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored

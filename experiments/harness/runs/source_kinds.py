@@ -1,0 +1,52 @@
+"""The kind of a source of text, by its name."""
+
+import json
+import os
+from pathlib import Path
+from typing import Literal
+
+from jaxformer.config import is_import_name
+from jaxformer.errors import DataError
+from jaxformer.text.data import iterate_lines
+
+Kind = Literal["text", "ids", "table", "json lines", "parquet", "data set", "function"]
+
+_ENDINGS: dict[str, Kind] = {
+    ".bin": "ids",
+    ".npy": "ids",
+    ".json": "json lines",
+    ".jsonl": "json lines",
+    ".ndjson": "json lines",
+    ".parquet": "parquet",
+    ".tsv": "table",
+}
+
+
+def kind_of(name: str | os.PathLike[str]) -> Kind:
+    """The source that `name` stands for; a file that is there may look like another name.
+
+    Raises `DataError` for a .json file that has not one record in each line.
+    """
+    name = str(name)
+    is_there = os.path.isfile(name)
+    if not is_there and name.startswith("hf:"):
+        return "data set"
+    if not is_there and is_import_name(name):
+        return "function"
+    ending = Path(name.lower().removesuffix(".gz")).suffix
+    if is_there and ending == ".json":
+        _check_record_lines(Path(name))
+    return _ENDINGS.get(ending, "text")
+
+
+def _check_record_lines(path: Path) -> None:
+    first = next((line for line in iterate_lines(path) if line.strip()), "")
+    try:
+        is_record = isinstance(json.loads(first), dict)
+    except (ValueError, RecursionError):
+        is_record = False
+    if not is_record:
+        raise DataError(
+            f"{path}: a .json file must have one record, {{...}}, in each line: write it so, or "
+            "give its text in a .txt file"
+        )
