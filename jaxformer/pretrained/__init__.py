@@ -19,6 +19,7 @@ from jaxformer.pretrained.loading import (
     load_without_weights,
     open_folder,
 )
+from jaxformer.pretrained.peft_adapters import locate_model
 from jaxformer.pretrained.published_model import PublishedModel
 from jaxformer.pretrained.run_weights import CheckpointName, RunWeights, last_steps, select_weights
 from jaxformer.pretrained.saving import save_pretrained
@@ -40,6 +41,7 @@ __all__ = [
     "load_pretrained",
     "load_sampling_config",
     "load_without_weights",
+    "locate_model",
     "open_folder",
     "save_pretrained",
     "select_weights",

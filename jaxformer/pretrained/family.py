@@ -66,6 +66,8 @@ class Family(NamedTuple):
     name counts, as in `transformers`."""
     ignored_keys: frozenset[str] = frozenset()
     """Keys of config.json that do not change what the model computes."""
+    inputs_first: str = r"(?!)"
+    """A regular expression for names of weights that are stored as [in, out]: those of Conv1D."""
     classifier_tensors: tuple[str, ...] = ()
     """The tensors of classifiers whose first axis is the classes."""
 
@@ -117,12 +119,35 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
     return hf
 
 
+# What programs put before all names of tensors when they save a wrapped model, and what to save.
+_WRAPPERS = {
+    "_orig_mod.": "torch.compile; save model._orig_mod",
+    "module.": "DataParallel and DistributedDataParallel; save model.module",
+    "base_model.model.": (
+        "peft; save model.merge_and_unload(), or the adapter alone with model.save_pretrained"
+    ),
+}
+
+
+def refuse_wrapped(names: Iterable[str]) -> None:
+    """Raises `DataError` for names that tensors have in a wrapper of torch or peft."""
+    for name in names:
+        for prefix, cure in _WRAPPERS.items():
+            if name.startswith(prefix):
+                raise DataError(
+                    f"{name} begins with {prefix!r}, which is written by {cure}, or take it from "
+                    f"each name: {{name.removeprefix({prefix!r}): tensor for name, tensor in "
+                    "tensors.items()}"
+                )
+
+
 def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
     """The name in the weight map -> the name in the folder, without ignored tensors.
 
-    Raises `DataError` for two names of one tensor.
+    Raises `DataError` for two names of one tensor, and for names in a wrapper of torch or peft.
     """
     names = list(names)
+    refuse_wrapped(names)
     bare = not any(name.startswith(family.prefix) for name in names)
     stored_names: dict[str, str] = {}
     for name in names:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained.config_keys import as_text, parse_number, unsupported
-from jaxformer.pretrained.hf_folder import locate
+from jaxformer.pretrained.peft_adapters import locate_model
 from jaxformer.storage import read_json
 
 Result = TypeVar("Result")
@@ -233,7 +233,7 @@ def _read(
     `config` is the content of config.json; None: it is read. Settings in config.json do not count
     where there is a generation_config.json.
     """
-    path = locate(folder)
+    path = locate_model(folder)
     if config is None:
         config = read_json(path / "config.json")
     content = read_json(path / "generation_config.json", default=dict(config))

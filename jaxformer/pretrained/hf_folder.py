@@ -26,6 +26,42 @@ _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.spm", "*.model"]
 
 
+# The endings of files of weights and vocabularies that are not read, and what to do with them.
+_FOREIGN_FILES = {
+    ".gguf": (
+        "weights of llama.cpp, which transformers writes as a folder: "
+        "AutoModelForCausalLM.from_pretrained(folder, gguf_file='{name}').save_pretrained(new), "
+        "and the same of AutoTokenizer"
+    ),
+    ".onnx": (
+        "a compiled graph, whose weights have lost their names: take the folder of transformers "
+        "that it was exported from"
+    ),
+    ".h5": (
+        "weights of TensorFlow, which transformers 4 writes as a folder: "
+        "AutoModel.from_pretrained(folder, from_tf=True).save_pretrained(new)"
+    ),
+    ".msgpack": (
+        "weights of Flax, which transformers 4 writes as a folder: "
+        "AutoModel.from_pretrained(folder, from_flax=True).save_pretrained(new)"
+    ),
+    ".tiktoken": (
+        "a vocabulary of tiktoken, which transformers writes as a tokenizer.json: "
+        "AutoTokenizer.from_pretrained(folder).save_pretrained(folder)"
+    ),
+}
+
+
+def foreign_files(folder: Path) -> str:
+    """A sentence about the files in `folder` of other programs, one of each kind; "" for none."""
+    sentences = []
+    for ending, cure in _FOREIGN_FILES.items():
+        names = sorted(path.name for path in folder.glob(f"*{ending}"))
+        if names:
+            sentences.append(f"{names[0]} is {cure.format(name=names[0])}")
+    return "; ".join(sentences)
+
+
 def locate(name: str | os.PathLike[str]) -> Path:
     """The folder `name`; for "hf:owner/model", the hub's model of this name, downloaded.
 
@@ -72,6 +108,12 @@ def _folders_near(path: Path) -> list[str]:
     return difflib.get_close_matches(str(path), folders, n=3, cutoff=0.0)
 
 
+_TORCH_CURE = (
+    "a pytorch_model.bin can run code when it is read; load it with torch.load(.., "
+    "weights_only=True), which runs none, and write its tensors with safetensors.torch.save_file"
+)
+
+
 class _Stored(NamedTuple):
     path: Path
     start: int
@@ -82,23 +124,22 @@ class _Stored(NamedTuple):
 class Tensors:
     """The tensors in the safetensors files of a folder; only the headers are read at first.
 
-    Attribute: `shapes` of all tensors by name. Raises `DataError` for files that are damaged or do
-    not fit together, and for a folder with weights that only torch can read.
+    They are in the file `whole`, or in those that an index lists. Attribute: `shapes` of all
+    tensors by name. Raises `DataError` for files that are damaged or do not fit together, and for a
+    folder with weights that only other programs can read.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, whole: str = _WHOLE) -> None:
         self.shapes: dict[str, Shape] = {}
         self._tensors: dict[str, _Stored] = {}
-        if (folder / _WHOLE).exists():
-            self._open(folder / _WHOLE)
+        if (folder / whole).exists():
+            self._open(folder / whole)
         elif (folder / _INDEX).exists():
             self._open_parts(folder)
         else:
-            raise DataError(
-                f"{folder} has neither {_WHOLE} nor {_INDEX}: a pytorch_model.bin can run code "
-                "when it is read; load it with torch.load(.., weights_only=True), which runs "
-                "none, and write its tensors with safetensors.torch.save_file"
-            )
+            is_of_torch = any(folder.glob("pytorch_model*.bin"))
+            cure = (not is_of_torch and foreign_files(folder)) or _TORCH_CURE
+            raise DataError(f"{folder} has neither {whole} nor {_INDEX}: {cure}")
 
     def read(self, name: str) -> Float[np.ndarray, "*shape"]:
         """The tensor `name` in the type in which it is stored, as a view of the file.

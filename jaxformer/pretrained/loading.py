@@ -1,13 +1,15 @@
 """Trained models from folders: of `transformers`, of a run, or of the hub."""
 
 import os
+from pathlib import Path
 from typing import Literal
 
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.ops.attention import AttentionFn, reference
-from jaxformer.pretrained.hf_folder import locate
+from jaxformer.pretrained.hf_folder import foreign_files, locate
 from jaxformer.pretrained.loaded import Loaded
+from jaxformer.pretrained.peft_adapters import ADAPTER_CONFIG, Adapter, base_folder
 from jaxformer.pretrained.published_model import PublishedModel
 from jaxformer.pretrained.run_weights import CheckpointName
 from jaxformer.pretrained.trained_run import TrainedRun
@@ -33,6 +35,8 @@ def open_folder(
     ('gpt2', 32, (None, None))
     """
     path = locate(folder)
+    if (path / ADAPTER_CONFIG).is_file():
+        return _open_adapted(path)
     config = read_json(path / "config.json", default={})
     if "model_type" in config:
         return PublishedModel(to_local_path(path), config)
@@ -41,7 +45,7 @@ def open_folder(
     if config:
         reason = "its config.json has no 'model' and no 'model_type'"
     else:
-        reason = "no config.json"
+        reason = foreign_files(path) or "no config.json"
     raise ConfigError(f"{path} is neither a run nor a folder of transformers: {reason}")
 
 
@@ -120,7 +124,9 @@ def load_pretrained(
     `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
     the transpose of its embedding. With a `strategy`, such as `sharded(mesh)`, `params` are JAX
     arrays of the stored type, and each device reads only its parts from the files. The model
-    "hf:owner/model" of the hub is downloaded (needs `huggingface_hub`).
+    "hf:owner/model" of the hub is downloaded (needs `huggingface_hub`). A LoRA adapter of `peft`
+    (adapter_config.json), beside the model or in a folder of its own that names the model's folder,
+    is added to the weights.
 
     Pad texts at their ends, as the pipelines do: in transformers RoBERTa, XLM-R and M2M100 count
     positions from the first token that is no padding, here from the first column.
@@ -142,7 +148,10 @@ def load_pretrained(
     True
     """
     path = to_local_path(locate(folder))
-    source = PublishedModel(path, read_json(path / "config.json"))
+    if (path / ADAPTER_CONFIG).is_file():
+        source = _open_adapted(path)
+    else:
+        source = PublishedModel(path, read_json(path / "config.json"))
     return _load_published(source, attention_fn, dtype, strategy)
 
 
@@ -160,11 +169,19 @@ def load_without_weights(folder: str | os.PathLike[str]) -> Loaded:
 
 
 def is_pretrained(folder: str | os.PathLike[str]) -> bool:
-    """Whether `folder` holds a model as `transformers` writes it, and not a run."""
+    """Whether `folder` holds a model as `transformers` writes it, or an adapter, and not a run."""
     try:
-        return "model_type" in read_json(to_path(folder) / "config.json")
+        path = to_path(folder)
+        return (path / ADAPTER_CONFIG).is_file() or "model_type" in read_json(path / "config.json")
     except DataError:
         return False
+
+
+def _open_adapted(folder: Path) -> PublishedModel:
+    """The published model that the LoRA adapter in `folder` belongs to, with the adapter."""
+    adapter = Adapter(to_local_path(folder))
+    base = base_folder(adapter)
+    return PublishedModel(base, read_json(base / "config.json"), adapter)
 
 
 def _load_published(

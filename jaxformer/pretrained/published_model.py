@@ -25,6 +25,7 @@ from jaxformer.pretrained.generation_config import load_generation_config, load_
 from jaxformer.pretrained.hf_folder import Tensors
 from jaxformer.pretrained.loaded import Setting, Unsupported
 from jaxformer.pretrained.model_specs import Kind, ModelSpec, make_model, param_shapes
+from jaxformer.pretrained.peft_adapters import AdaptedTensors, Adapter
 from jaxformer.pretrained.sentence_modules import SentenceOptions, load_sentence_options
 from jaxformer.pretrained.vocabulary_sizes import check_vocabularies
 from jaxformer.pretrained.weight_map import Shape, WeightMap, check_names, check_shapes, to_jax
@@ -54,6 +55,8 @@ class PublishedModel:
     """The folder, on this machine."""
     config: dict[str, Any]
     """The content of its config.json."""
+    adapter: Adapter | None = None
+    """The LoRA adapter whose product is added to the weights; its folder may be another one."""
 
     def model(
         self,
@@ -78,6 +81,8 @@ class PublishedModel:
             shapes = param_shapes(model)
             stored = {name: self._tensors.shapes[names[name]] for name in names}
             check_shapes(weight_map, shapes, stored)
+            if isinstance(self._tensors, AdaptedTensors):
+                self._tensors.check_copies(weight_map)
             if strategy is None:
                 leaves = to_jax(weight_map, shapes, names, self._read_float32)
             else:
@@ -88,15 +93,18 @@ class PublishedModel:
     def tokenizers(self) -> tuple[Tokenizer | None, Tokenizer | None]:
         """The tokenizers of source and target; None for a folder without their files.
 
-        They are one object, except in Marian's folders. Raises `ConfigError` for a tokenizer with
-        more ids than the model.
+        They are one object, except in Marian's folders. The tokenizer beside an adapter counts more
+        than that of its base. Raises `ConfigError` for a tokenizer with more ids than the model.
         """
-        if not tokenizers.has_tokenizer(self.folder):
+        folder = self.folder
+        if self.adapter is not None and tokenizers.has_tokenizer(self.adapter.folder):
+            folder = self.adapter.folder
+        if not tokenizers.has_tokenizer(folder):
             return None, None
-        source, target = tokenizers.load_pair(self.folder)
+        source, target = tokenizers.load_pair(folder)
         with self._naming_the_folder():
             sizes = self._layout.spec.config
-        check_vocabularies(self.folder, source, target, sizes)
+        check_vocabularies(folder, source, target, sizes)
         return source, target
 
     def settings(self) -> tuple[Setting | Unsupported, ...]:
@@ -121,8 +129,13 @@ class PublishedModel:
         return tuple(settings)
 
     @cached_property
-    def _tensors(self) -> Tensors:
-        return Tensors(self.folder)
+    def _tensors(self) -> Tensors | AdaptedTensors:
+        tensors = Tensors(self.folder)
+        if self.adapter is None:
+            return tensors
+        family, kind = families.find(self.config)
+        self.adapter.check_model(kind, self.config.get("architectures"))
+        return self.adapter.on(tensors, family)
 
     @cached_property
     def _layout(self) -> _Layout:
@@ -148,7 +161,7 @@ class PublishedModel:
 
 
 def _read_spec(
-    family: Family, kind: Kind, hf: dict[str, Any], tensors: Tensors
+    family: Family, kind: Kind, hf: dict[str, Any], tensors: Tensors | AdaptedTensors
 ) -> tuple[ModelSpec, dict[str, str]]:
     """The spec, and the weight map's name -> the folder's of each tensor."""
     config = read_config(family, hf)

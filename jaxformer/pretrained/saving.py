@@ -29,7 +29,6 @@ from jaxformer.ops.attention import ATTENTION_FNS, reference
 from jaxformer.pretrained.families import FAMILIES
 from jaxformer.pretrained.family import Family, read_config, write_config
 from jaxformer.pretrained.generation_config import generation_json
-from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import (
     ModelSpec,
     check_params,
@@ -37,6 +36,7 @@ from jaxformer.pretrained.model_specs import (
     param_shapes,
     spec_of,
 )
+from jaxformer.pretrained.peft_adapters import locate_model
 from jaxformer.pretrained.weight_map import Shape, to_hf
 from jaxformer.storage import read_json, to_local_path
 from jaxformer.text import tokenizers
@@ -149,7 +149,7 @@ class _Kept:
         self.has_tokenizer = False
         if folder is None:
             return
-        source = to_local_path(locate(folder))
+        source = to_local_path(locate_model(folder))
         self.config = read_json(source / "config.json")
         if tokenizers.has_tokenizer(source):
             same = tokenizer is None or tokenizers.load(source).fingerprint == tokenizer.fingerprint

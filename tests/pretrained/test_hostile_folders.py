@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import shutil
 import struct
 import tracemalloc
@@ -11,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained import load_pretrained
+from jaxformer.pretrained import load, load_pretrained
 
 INDEX = "model.safetensors.index.json"
 
@@ -138,3 +139,44 @@ def test_nothing_is_allocated_for_what_a_config_claims(folder, change, settings,
     finally:
         tracemalloc.stop()
     assert peak < 32 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("model-Q4_K_M.gguf", "model-Q4_K_M.gguf is weights of llama.cpp, .*gguf_file="),
+        ("model.onnx", "model.onnx is a compiled graph"),
+        ("tf_model.h5", "tf_model.h5 is weights of TensorFlow, .*from_tf=True"),
+        ("flax_model.msgpack", "flax_model.msgpack is weights of Flax, .*from_flax=True"),
+    ],
+)
+def test_weights_of_another_program_are_named_with_what_reads_them(folder, name, reason):
+    (folder / "model.safetensors").rename(folder / name)
+    refused(folder, DataError, f"has neither model.safetensors nor .*: {reason}")
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigError, match=f"neither a run nor a folder of transformers: {reason}"):
+        load(folder)
+
+
+def test_a_vocabulary_of_tiktoken_is_named_and_not_left_out(folder):
+    (folder / "qwen.tiktoken").write_bytes(b"IQ== 0\n")
+    refused(folder, DataError, "only in qwen.tiktoken, a vocabulary of tiktoken.*AutoTokenizer")
+    (folder / "config.json").unlink()
+    with pytest.raises(ConfigError, match="qwen.tiktoken is a vocabulary of tiktoken"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "cure"),
+    [
+        ("_orig_mod.", "torch.compile; save model._orig_mod"),
+        ("module.", "DistributedDataParallel; save model.module"),
+        ("base_model.model.", r"peft; save model.merge_and_unload\(\)"),
+        ("module._orig_mod.", "DistributedDataParallel; save model.module"),
+    ],
+)
+def test_weights_of_a_wrapped_model_are_named_with_the_cure(folder, rewrite, prefix, cure):
+    rewrite(folder, lambda tensors: {prefix + name: x for name, x in tensors.items()})
+    refused(
+        folder, DataError, f"{re.escape(prefix)}.* begins with '.*', which is written by .*{cure}"
+    )

@@ -15,7 +15,12 @@ from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import inexpressible_settings, is_pretrained, save_pretrained
+from jaxformer.pretrained import (
+    inexpressible_settings,
+    is_pretrained,
+    locate_model,
+    save_pretrained,
+)
 from jaxformer.records import Record
 from jaxformer.storage import to_local_path
 from jaxformer.text.tokenizers import Tokenizer
@@ -72,7 +77,9 @@ class Published(NamedTuple):
 
 def started_from(config: Any) -> Path | None:
     """The folder of transformers that the run of `config` began with, if it is still there."""
-    return Path(config.init_from) if is_pretrained(config.init_from or "-") else None
+    if not is_pretrained(config.init_from or "-"):
+        return None
+    return locate_model(config.init_from)
 
 
 def export(options: ExportOptions, load: Callable[[], Published], presets: Sequence[str]) -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from experiments.harness.runs.records import json_lines
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError, shorten
+from jaxformer.pretrained import is_pretrained, locate_model
 from jaxformer.records import write_json
 from jaxformer.storage import read_json
 from jaxformer.text.tokenizers import Tokenizer
@@ -134,10 +135,15 @@ def end_of_prefix(text: str, prefix: str) -> int | None:
 def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     """The template in chat_template.jinja or tokenizer_config.json, else `PLAIN_TEMPLATE`.
 
-    The names of special tokens come from tokenizer_config.json, else the tokenizer's. Raises
-    `DataError` for a file that cannot be read.
+    A folder with a LoRA adapter and no template has the template of the adapter's base. The names
+    of special tokens come from tokenizer_config.json, else the tokenizer's. Raises `DataError` for
+    a file that cannot be read.
     """
     config = read_json(folder / _CONFIG, default={})
+    has_template = (folder / TEMPLATE).is_file() or "chat_template" in config
+    if not has_template and is_pretrained(folder):
+        folder = locate_model(folder)
+        config = read_json(folder / _CONFIG, default={}) | config
     tokens = special_names(tokenizer)
     for name, value in config.items():
         value = value.get("content") if isinstance(value, dict) else value

@@ -78,6 +78,7 @@ GPT2 = decoder(
         "initializer": "scaled_normal",
     },
     language_model="LMHeadModel",
+    inputs_first=r"\.(c_attn|c_proj|c_fc)\.weight$",
     ignored_tensors=r"\.attn\.(masked_)?bias$",
     aliases={
         "hidden_size": "n_embd",

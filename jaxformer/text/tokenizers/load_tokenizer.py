@@ -99,14 +99,15 @@ def _of_folder(
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether `folder` has all files of one of `TOKENIZER_FILES`."""
+    """Whether `folder` has all files of one of `TOKENIZER_FILES`, or those of tiktoken."""
     return _reader(folder) is not None
 
 
 def _reader(folder: Path) -> Callable[[Path, FolderSettings], "tokenizers.Tokenizer"] | None:
-    files = TOKENIZER_FILES.items()
-    sets = (read for names, read in files if all((folder / name).exists() for name in names))
-    return next(sets, None)
+    for names, read in TOKENIZER_FILES.items():
+        if all((folder / name).exists() for name in names):
+            return read
+    return _refuse_tiktoken if any(folder.glob("*.tiktoken")) else None
 
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
@@ -308,6 +309,14 @@ def _refuse(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
     raise DataError(
         f"{folder} has its tokenizer only in a model file of SentencePiece, which is read for T5, "
         f"Marian and M2M100: give it a tokenizer.json{_CONVERT}"
+    )
+
+
+def _refuse_tiktoken(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
+    name = next(folder.glob("*.tiktoken")).name
+    raise DataError(
+        f"{folder} has its tokenizer only in {name}, a vocabulary of tiktoken, which is not read: "
+        f"give it a tokenizer.json{_CONVERT}"
     )
 
 

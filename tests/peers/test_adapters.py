@@ -1,0 +1,179 @@
+"""LoRA adapters are those of `peft`: read with their base, and written from adapters of ours."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+import jaxformer as jf
+from experiments.language_modelling.tasks.chat_template import load_template
+from jaxformer.errors import ConfigError, DataError
+from jaxformer.pretrained import load_sampling_config
+from jaxformer.text.tokenizers import train_words
+
+pytestmark = pytest.mark.peer
+peft = pytest.importorskip("peft", reason="needs the extra peers")
+transformers = pytest.importorskip("transformers", reason="needs the extra peers")
+
+SIZES = {"hidden_size": 24, "num_hidden_layers": 2, "num_attention_heads": 4}
+LLAMA = transformers.LlamaConfig(
+    vocab_size=53,
+    intermediate_size=37,
+    num_key_value_heads=2,
+    max_position_embeddings=31,
+    attention_bias=True,
+    tie_word_embeddings=False,
+    **SIZES,
+)
+GPT2 = transformers.GPT2Config(
+    vocab_size=53, n_embd=24, n_layer=2, n_head=4, n_positions=31, bos_token_id=1, eos_token_id=2
+)
+NEOX = transformers.GPTNeoXConfig(
+    vocab_size=53, intermediate_size=37, max_position_embeddings=31, rotary_pct=1.0, **SIZES
+)
+IDS = np.random.default_rng(0).integers(0, 53, (2, 11))
+CONFIGURATIONS = {
+    "rank": (
+        LLAMA,
+        {
+            "r": 3,
+            "target_modules": ["q_proj", "v_proj"],
+            "rank_pattern": {"layers.1.self_attn.q_proj": 5},
+            "alpha_pattern": {"v_proj": 7},
+        },
+    ),
+    "alpha, layers": (
+        LLAMA,
+        {
+            "r": 5,
+            "lora_alpha": 17,
+            "target_modules": ["k_proj", "up_proj"],
+            "layers_to_transform": [1],
+        },
+    ),
+    "rslora": (
+        LLAMA,
+        {"r": 5, "lora_alpha": 11, "use_rslora": True, "target_modules": "all-linear"},
+    ),
+    "targets of a GPT-2": (
+        GPT2,
+        {"r": 3, "lora_alpha": 6, "target_modules": ["c_attn", "c_proj", "wpe"]},
+    ),
+    "bias": (LLAMA, {"r": 3, "bias": "all", "target_modules": ["q_proj", "down_proj"]}),
+    "bias of the targets": (GPT2, {"r": 3, "bias": "lora_only", "target_modules": ["c_fc"]}),
+    "modules_to_save": (
+        LLAMA,
+        {
+            "r": 3,
+            "target_modules": ["o_proj", "embed_tokens"],
+            "modules_to_save": ["lm_head", "norm"],
+        },
+    ),
+    "heads of a GPT-NeoX": (NEOX, {"r": 3, "target_modules": ["query_key_value", "dense"]}),
+}
+
+
+def adapted(torch, folder, config, **options):
+    """Their model with a filled adapter, and the folders of base and adapter."""
+    base, adapter = folder / "base", folder / "adapter"
+    torch.manual_seed(5)
+    model = transformers.AutoModelForCausalLM.from_config(config)
+    model.save_pretrained(base)
+    model = transformers.AutoModelForCausalLM.from_pretrained(base)
+    made = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **options)).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn_like(parameter))
+    made.save_pretrained(adapter)
+    return made, base, adapter
+
+
+def their_logits(torch, model):
+    with torch.no_grad():
+        return model(torch.tensor(IDS)).logits.numpy()
+
+
+def our_logits(loaded):
+    return np.asarray(loaded.model.apply({"params": loaded.params}, IDS))
+
+
+@pytest.mark.parametrize("name", CONFIGURATIONS)
+def test_an_adapter_alone_and_beside_its_base_computes_what_peft_does(name, torch, tmp_path):
+    config, options = CONFIGURATIONS[name]
+    model, base, adapter = adapted(torch, tmp_path, config, **options)
+    expected = their_logits(torch, model)
+    assert np.abs(our_logits(jf.load(base)) - expected).max() > 1e-2
+    np.testing.assert_allclose(our_logits(jf.load(adapter)), expected, rtol=0, atol=1e-5)
+    for path in adapter.glob("adapter_*"):
+        shutil.copy(path, base)
+    np.testing.assert_allclose(our_logits(jf.load(base)), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"lora_bias": True}, "lora_bias=True is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported"),
+        ({"trainable_token_indices": [3]}, r"trainable_token_indices=.* is not supported"),
+    ],
+)
+def test_an_adapter_that_is_not_computed_is_refused_with_the_key(options, reason, torch, tmp_path):
+    _, _, adapter = adapted(torch, tmp_path, LLAMA, r=3, target_modules=["q_proj"], **options)
+    with pytest.raises(ConfigError, match=reason):
+        jf.load(adapter)
+
+
+def test_an_adapter_of_one_of_two_tied_tensors_is_refused(torch, tmp_path):
+    targets = ["c_fc", "wte"]
+    _, _, adapter = adapted(torch, tmp_path, GPT2, r=3, target_modules=targets)
+    with pytest.raises(ConfigError, match="adapter changes transformer.wte.weight, but .* are one"):
+        jf.load(adapter)
+
+
+def change(adapter, **settings):
+    path = adapter / "adapter_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+
+def test_an_adapter_without_its_base_is_refused_with_what_to_do(torch, tmp_path):
+    _, base, adapter = adapted(torch, tmp_path, LLAMA, r=3, target_modules=["q_proj"])
+    expected = our_logits(jf.load(adapter))
+    change(adapter, base_model_name_or_path="../base")
+    np.testing.assert_array_equal(our_logits(jf.load(adapter)), expected)
+    for name in ("owner/model", None):
+        change(adapter, base_model_name_or_path=name)
+        with pytest.raises(ConfigError, match="which is no folder here: put the base's files"):
+            jf.load(adapter)
+    change(adapter, base_model_name_or_path=str(base), task_type="SEQ_CLS")
+    with pytest.raises(ConfigError, match="task_type is SEQ_CLS, but architectures="):
+        jf.load(adapter)
+    change(adapter, peft_type="IA3")
+    with pytest.raises(ConfigError, match="peft_type='IA3' is not supported"):
+        jf.load(adapter)
+
+
+def test_an_adapter_alone_has_the_tokenizer_template_and_sampling_of_its_base(torch, tmp_path):
+    _, base, adapter = adapted(torch, tmp_path, LLAMA, r=3, target_modules=["q_proj"])
+    train_words(["a rose is a rose"], 11).save(base / "tokenizer.json")
+    (base / "chat_template.jinja").write_text("{{ messages[0].content }}")
+    (base / "generation_config.json").write_text('{"do_sample": true, "top_k": 7}')
+    loaded = jf.load(adapter)
+    assert loaded.tokenizer is not None
+    assert load_template(adapter, loaded.tokenizer).source == "{{ messages[0].content }}"
+    assert load_sampling_config(adapter)[0].top_k == 7
+    (adapter / "chat_template.jinja").write_text("own")
+    assert load_template(adapter, loaded.tokenizer).source == "own"
+
+
+def test_an_adapter_of_another_base_is_refused_with_the_tensor(torch, tmp_path):
+    _, base, adapter = adapted(torch, tmp_path, LLAMA, r=3, target_modules=["q_proj"])
+    narrow = transformers.LlamaConfig(**(LLAMA.to_dict() | {"head_dim": 4}))
+    transformers.LlamaForCausalLM(narrow).save_pretrained(base)
+    with pytest.raises(DataError, match=r"for .*q_proj.weight is \[24, 24\], but .*\[16, 24\]"):
+        jf.load(adapter)
+    transformers.GPT2LMHeadModel(GPT2).save_pretrained(base)
+    with pytest.raises(DataError, match="q_proj.weight, which the base lacks"):
+        jf.load(adapter)
