@@ -21,8 +21,7 @@ def _public_names() -> dict[str, dict[str, str]]:
     """{title of a group: {public name: its module}}, as `__init__.pyi` imports them."""
     groups: dict[str, dict[str, str]] = {}
     source = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
-    _, *statements = ast.parse(source).body  # the first is the docstring
-    for statement in statements:
+    for statement in ast.parse(source).body:
         if isinstance(statement, ast.Expr):
             title = ast.literal_eval(statement.value)
             groups[title] = {}
@@ -39,7 +38,7 @@ for _title, _group in _GROUPS.items():
     _names = textwrap.fill(", ".join(_group), 72, initial_indent="  ", subsequent_indent="  ")
     __doc__ += f"\n{_title}:\n{_names}\n"
 
-__all__ = sorted([*_MODULE_OF, "__version__"])
+__all__ = [*_MODULE_OF, "__version__"]
 
 
 def __getattr__(name: str) -> Any:

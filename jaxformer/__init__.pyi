@@ -1,4 +1,8 @@
-"""The public names by purpose, for type checkers and for `__init__.py`, which reads them here."""
+# The public names by purpose, for type checkers and for `__init__.py`, which reads them here.
+# A text is the title of a group.
+
+__version__: str
+__all__: list[str]
 
 """Models, and the modules that they are made of"""
 from jaxformer.nn.models import (
@@ -161,6 +165,3 @@ from jaxformer.errors import (
     Diverged as Diverged,
     MissingExtra as MissingExtra,
 )
-
-__version__: str
-__all__: list[str]
