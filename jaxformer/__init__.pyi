@@ -20,6 +20,7 @@ from jaxformer.nn.stack import Stack as Stack, Encoder as Encoder
 from jaxformer.nn.blocks import Block as Block
 from jaxformer.nn.attention import MultiHeadAttention as MultiHeadAttention
 from jaxformer.nn.feed_forward import FeedForward as FeedForward
+from jaxformer.nn.experts import Experts as Experts
 from jaxformer.nn.norm import Norm as Norm
 from jaxformer.nn.embeddings import Embedding as Embedding
 from jaxformer.nn.cache import Cache as Cache
@@ -39,6 +40,7 @@ from jaxformer.config import (
     AttentionOptions as AttentionOptions,
     WindowOptions as WindowOptions,
     FeedForwardOptions as FeedForwardOptions,
+    ExpertOptions as ExpertOptions,
     NormOptions as NormOptions,
     EmbeddingOptions as EmbeddingOptions,
     OutputOptions as OutputOptions,

@@ -32,7 +32,7 @@ PRESETS: dict[str, LanguageConfig | TranslationConfig] = {
     **{name: LANGUAGE_PRESETS[name] for name in ("shakespeare_char_cpu", "shakespeare_char")},
     **{name: TRANSLATION_PRESETS[name] for name in ("multi30k_tiny", "multi30k_base")},
 }
-_REFUSED = ("loss", "z_loss", "ema_decay")
+_REFUSED = ("loss", "z_loss", "balance", "ema_decay")
 
 
 class TorchEncoderDecoder(EncoderDecoder):

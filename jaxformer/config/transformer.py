@@ -22,6 +22,7 @@ from jaxformer.errors import ConfigError
 
 Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 TiedEmbeddings = Literal["none", "output", "inputs", "all"]
+Dispatch = Literal["auto", "dense", "ragged"]
 NormPlacement = Literal["pre", "post", "output", "sandwich", "parallel"]
 
 
@@ -40,6 +41,22 @@ def check_norm_over_heads(norm_over_heads: bool, query_key_norm: bool) -> None:
         raise ConfigError(
             "norm_over_heads=True says how queries and keys are normalised, but "
             "query_key_norm=False: give query_key_norm=True"
+        )
+
+
+def check_experts(
+    num_experts: int, top_k: int, capacity_factor: float | None, dispatch: str
+) -> None:
+    """Raises `ConfigError` for choices of experts that contradict each other."""
+    if top_k > num_experts:
+        raise ConfigError(
+            f"top_k={top_k}, but num_experts={num_experts}: a token cannot have more experts than "
+            "there are"
+        )
+    if capacity_factor is not None and dispatch != "auto":
+        raise ConfigError(
+            f"capacity_factor={capacity_factor} gives each expert slots in training, but "
+            f"dispatch={dispatch!r} computes without: leave one of the two out"
         )
 
 
@@ -106,6 +123,39 @@ class WindowOptions(Checked):
 
 
 @dataclass(frozen=True)
+class ExpertOptions(Checked):
+    """Choices of a feed-forward network of experts.
+
+    >>> mixtral = jf.FeedForwardOptions("silu", gated=True, experts=jf.ExpertOptions(8, top_k=2))
+    """
+
+    num_experts: Count = 8
+    """E, the number of experts, each a feed-forward network."""
+    top_k: Count = 2
+    """k, the number of experts of a token."""
+    normalize: bool = True
+    """The weights of a token's experts add up to 1 (Mixtral); else they are shares of a softmax
+    over all experts."""
+    shared_d_ff: Count | None = None
+    """The size of the hidden layer of a shared expert, which all tokens have; None: no such
+    expert."""
+    jitter: Fraction = 0.0
+    """In training the router's logits are multiplied by random numbers from 1 - jitter to
+    1 + jitter."""
+    capacity_factor: Positive | None = None
+    """In training an expert takes at most T k / E times this of a row's T tokens, the first ones;
+    it adds nothing to the others (Fedus et al. 2022). None: it takes all."""
+    dispatch: Dispatch = "auto"
+    """How tokens reach their experts: "dense" computes all experts of each token, "ragged" sorts
+    the tokens by expert, and "auto" chooses by the number of experts and the device. The function
+    is the same."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_experts(self.num_experts, self.top_k, self.capacity_factor, self.dispatch)
+
+
+@dataclass(frozen=True)
 class FeedForwardOptions(Checked):
     """Choices of the feed-forward network.
 
@@ -118,6 +168,9 @@ class FeedForwardOptions(Checked):
     """The activation of one projection multiplies another (Shazeer 2020)."""
     dropout_rate: Fraction = 0.0
     """Dropout on the hidden layer."""
+    experts: ExpertOptions | None = None
+    """The network is several experts, among which a router chooses for each token; None: one
+    network for all tokens."""
 
 
 @dataclass(frozen=True)
@@ -222,7 +275,7 @@ class TransformerConfig(Checked):
     window: WindowOptions = WindowOptions()
     """The window of causal self-attention, and the layers without it."""
     feed_forward: FeedForwardOptions = FeedForwardOptions()
-    """The feed-forward network: its activation and gate."""
+    """The feed-forward network: its activation and gate, and its experts."""
     embeddings: EmbeddingOptions = EmbeddingOptions()
     """Embeddings: which are tied, and how they are scaled."""
     output: OutputOptions = OutputOptions()

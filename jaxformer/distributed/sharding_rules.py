@@ -8,12 +8,13 @@ from typing import Any
 from jax.sharding import PartitionSpec
 
 from jaxformer.errors import ConfigError
-from jaxformer.nn.axes import Axes
+from jaxformer.nn.axes import EXPERTS, Axes
 from jaxformer.training.parameters import ModelAxes, Params, axes_of, flatten
 
 MeshAxes = str | tuple[str, ...] | None
 
 RULES: Mapping[str, MeshAxes] = {
+    "experts": "tensor",
     "heads": "tensor",
     "kv_heads": "tensor",
     "mlp": "tensor",
@@ -22,16 +23,17 @@ RULES: Mapping[str, MeshAxes] = {
 }
 """The mesh axis that divides each axis of a parameter, by the names of `parameter_axes`.
 
-Heads, and columns and rows of the feed-forward network, as in Shoeybi et al. 2019, section 3. Of
-the axes of a matrix that are then still whole, the fsdp axis divides the largest that it can
-(Rajbhandari et al. 2020, ZeRO), unless one of its names has the rule None; then the sequence axis
-divides one. A vocabulary that its mesh axis does not divide is whole: that axis divides another of
-the table, if one is left. A step gathers the parameters to compute its gradient, but for what is
-divided by name along "tensor".
+Heads, and columns and rows of the feed-forward network, as in Shoeybi et al. 2019, section 3. Whole
+experts where the mesh axis divides their number, else columns and rows of each. Of the axes of a
+matrix that are then still whole, the fsdp axis divides the largest that it can (Rajbhandari et al.
+2020, ZeRO), unless one of its names has the rule None; then the sequence axis divides one. A
+vocabulary that its mesh axis does not divide is whole: that axis divides another of the table, if
+one is left. A step gathers the parameters to compute its gradient, but for what is divided by name
+along "tensor".
 Biases and scales are divided only by name.
 """
 
-_MAY_BE_WHOLE = ("kv_heads", "vocab")
+_MAY_BE_WHOLE = ("kv_heads", "vocab", EXPERTS)
 """Axes that are not divided where the mesh axis does not divide their size; that costs memory."""
 _VOCABULARY = "vocab"
 """Where it is whole, its mesh axis divides another axis of the table, as fsdp does."""
@@ -118,7 +120,7 @@ def loss_specs(
     for path, leaf in flatten(params).items():
         parameter = axes_of(path, leaf, axes)
         is_by_path = any(re.search(name, path) for name in paths or {})
-        names = [""] * parameter.layers + [*parameter.inputs, *parameter.outputs]
+        names = [""] * parameter.layers + [*parameter.names]
         entries: list[MeshAxes] = []
         for entry, name in zip(specs[path], names, strict=False):
             is_by_rule = "tensor" in mesh_axes((rules.get(name),))
@@ -147,17 +149,19 @@ def _by_name(
     sizes: Mapping[str, int],
 ) -> list[MeshAxes]:
     """The mesh axes of each dimension, by the names of the parameter's axes."""
-    names = (*parameter.inputs, *parameter.outputs)
+    names = parameter.names
     entries = _divide(path, shape, [rules.get(name) for name in names], sizes, names)
-    if not parameter.inputs or any(rules.get(name, "") is None for name in names):
+    of_matrix = (*parameter.inputs, *parameter.outputs)
+    if not parameter.inputs or any(rules.get(name, "") is None for name in of_matrix):
         return entries
-    every_dimension = range(len(shape))
+    first = len(parameter.stacks)
+    every_dimension = range(first, len(shape))
     if "fsdp" not in mesh_axes(entries):
         _divide_largest(entries, shape, "fsdp", sizes, every_dimension)
     if "sequence" not in mesh_axes(entries):
         # Gradients are added up along "sequence" as matrices of all inputs times all outputs. A
         # reduce-scatter leaves parts of a side's first dimension: these lie together in the matrix.
-        first_dimensions = sorted({0, len(parameter.inputs)} & {*every_dimension})
+        first_dimensions = sorted({first, first + len(parameter.inputs)} & {*every_dimension})
         is_divided = _divide_largest(entries, shape, "sequence", sizes, first_dimensions)
         if not is_divided:
             is_divided = _divide_further(entries, shape, "sequence", sizes, first_dimensions)
@@ -218,6 +222,9 @@ def _divide(
                 f"a rule for {path} names the mesh axis {unknown[0]!r}: give one of "
                 f"{', '.join(sizes)}"
             )
+        if EXPERTS in names[:dimension] and {*mesh_names} & {*mesh_axes(entries)}:
+            entries.append(None)  # the mesh axis divides whole experts
+            continue
         parts = math.prod(sizes[name] for name in mesh_names)
         may_be_whole = bool(names) and names[dimension] in _MAY_BE_WHOLE
         if size % parts and not may_be_whole:

@@ -1,4 +1,4 @@
-"""The axes of each parameter of a model by their meaning: embed, heads, mlp, vocab, layers.
+"""The axes of each parameter of a model by their meaning: embed, heads, mlp, experts, layers.
 
 Weight decay, Muon, LoRA and sharding read them, so a module gets all of these whatever its
 parameters are called. A module class may name the axes of its parameters in
@@ -7,7 +7,9 @@ parameters are called. A module class may name the axes of its parameters in
     class FeedForward(nn.Module):
         AXES: ClassVar[Mapping[str, str]] = {"up/kernel": "embed -> mlp", "up/bias": "mlp"}
 
-The outermost module that names a parameter decides. Without a name, the axes of `nn.Dense`,
+The outermost module that names a parameter decides. "experts" as the first name stacks matrices,
+each of them a matrix of its own: "experts embed -> mlp" are E matrices [D, F], also where `nn.vmap`
+stacks them. Without a name, the axes of `nn.Dense`,
 `nn.DenseGeneral`, `nn.Conv` and `nn.Embed` follow from their features. Of any other parameter with
 two or more axes the first is the input. One axis, or none, has no input.
 """
@@ -36,11 +38,14 @@ INPUT, OUTPUT = "input", "output"
 FEATURES = {"embed", "heads", "kv_heads", "head_dim", "mlp"}
 """The names of axes inside blocks."""
 
+EXPERTS = "experts"
+"""The name of an axis that stacks the matrices or vectors of experts; it comes first."""
+
 _IDS = {"vocab", "position", "type", "bucket"}
 
 
 class Axes(NamedTuple):
-    """The axes of one parameter: first `layers` stacked layers, then inputs, then outputs.
+    """The axes of one parameter: `layers` stacked layers, then `stacks`, then inputs, then outputs.
 
     >>> Axes(("embed",), ("heads", "head_dim")).matrix_shape((5, 2, 3))
     (5, 6)
@@ -59,10 +64,22 @@ class Axes(NamedTuple):
     """
     module: type[nn.Module] | None = None
     """The class of the module that has the parameter."""
+    stacks: tuple[str, ...] = ()
+    """Names of further axes that stack matrices, such as the experts."""
+
+    @property
+    def num_stacked(self) -> int:
+        """The number of leading axes that stack matrices or vectors: layers and `stacks`."""
+        return self.layers + len(self.stacks)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all axes after the layers."""
+        return (*self.stacks, *self.inputs, *self.outputs)
 
     def matrix_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
-        """The numbers of inputs and of outputs of a parameter of `shape`, without layers."""
-        shape = shape[self.layers :]
+        """The numbers of inputs and of outputs of each matrix of a parameter of `shape`."""
+        shape = shape[self.num_stacked :]
         return math.prod(shape[: len(self.inputs)]), math.prod(shape[len(self.inputs) :])
 
 
@@ -107,6 +124,8 @@ class _Naming(NamedTuple):
     kind: type[nn.Module]
     name: str
     """The key of `kind.AXES`."""
+    rank: int
+    """The number of axes of the parameter as the module sees it."""
 
 
 class AxesRecorder:
@@ -136,24 +155,26 @@ class AxesRecorder:
                 self.owners[full] = _Owner(depth, rank, _axes_of(module, name, rank))
             kind = _naming_class(module, name)
             if kind and (full not in self.namings or depth < self.namings[full].depth):
-                self.namings[full] = _Naming(depth, kind, name)
+                self.namings[full] = _Naming(depth, kind, name, len(leaf.shape))
         return result
 
-    def inputs_and_outputs(self, path: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The names of the axes of the parameter at `path`."""
+    def named_axes(self, path: str) -> Axes:
+        """The names of the axes of the parameter at `path`, without layers."""
         _, rank, axes = self.owners[path]
         if path not in self.namings:
-            return axes.inputs, axes.outputs
-        _, kind, name = self.namings[path]
+            return axes
+        _, kind, name, rank_of_naming = self.namings[path]
         text: str = vars(kind)["AXES"][name]
         before, _, after = text.rpartition("->")
-        inputs, outputs = tuple(before.split()), tuple(after.split())
-        if len(inputs) + len(outputs) != rank:
+        inputs, outputs = before.split(), after.split()
+        if len(inputs) + len(outputs) not in (rank, rank_of_naming):
             raise ConfigError(
                 f"{kind.__name__}.AXES says {text!r} of {name}, which has {rank} axes: name {rank} "
                 "axes, as in 'embed -> mlp'"
             )
-        return inputs, outputs
+        first = inputs or outputs
+        stacks = (first.pop(0),) if first[:1] == [EXPERTS] else ()
+        return axes._replace(inputs=tuple(inputs), outputs=tuple(outputs), stacks=stacks)
 
     def axes_of(self, leaves: Mapping[str, Any]) -> dict[str, Axes]:
         """{path: axes} of the parameters `leaves`, whose layers may be stacked."""
@@ -164,15 +185,12 @@ class AxesRecorder:
         )
         axes = {}
         for path, leaf in leaves.items():
-            inputs, outputs = self.inputs_and_outputs(path)
-            names = {*inputs, *outputs}
+            named = self.named_axes(path)
+            names = {*named.inputs, *named.outputs}
             is_inside = path.startswith(blocks) or names <= FEATURES
-            axes[path] = Axes(
-                inputs,
-                outputs,
-                layers=len(leaf.shape) - self.owners[path].rank,
-                is_hidden=bool(inputs) and not names & _IDS and is_inside,
-                module=self.owners[path].axes.module,
+            axes[path] = named._replace(
+                layers=len(leaf.shape) - len(named.names),
+                is_hidden=bool(named.inputs) and not names & _IDS and is_inside,
             )
         return axes
 

@@ -17,6 +17,7 @@ from jaxformer.nn.cache import LayerCache
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Initializer
 from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.experts import Experts
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.norm import Norm
 from jaxformer.nn.taps import tap
@@ -74,6 +75,16 @@ class Block(CheckedModule):
     make_norm: Callable[..., nn.Module] = Norm
     """Makes its norms from the fields of `Norm`."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        experts = self.feed_forward_options.experts
+        if experts is not None and self.make_feed_forward is not FeedForward:
+            raise ConfigError(
+                f"experts={experts} makes the feed-forward network, and so does make_feed_forward="
+                f"{self.make_feed_forward}: leave one of the two out, or give "
+                "make_feed_forward=partial(Experts, ...)"
+            )
+
     def setup(self) -> None:
         make_norm = partial(
             self.make_norm,
@@ -110,9 +121,15 @@ class Block(CheckedModule):
             self.cross_attention_dropout: Dropout = Dropout(
                 self.dropout_rate, "cross_attention_norm"
             )
-        self.feed_forward: nn.Module = self.make_feed_forward(
+        options = self.feed_forward_options
+        make_feed_forward = self.make_feed_forward
+        if options.experts is not None:
+            make_feed_forward = partial(Experts, **vars(options.experts))
+        self.feed_forward: nn.Module = make_feed_forward(
             d_ff=self.d_ff,
-            **vars(self.feed_forward_options),
+            activation=options.activation,
+            gated=options.gated,
+            dropout_rate=options.dropout_rate,
             use_bias=self.use_bias,
             kernel_init=self.kernel_init,
             out_init=self.out_init,

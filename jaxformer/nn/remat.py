@@ -36,11 +36,13 @@ def _recompute_attention(*, attention_fn: AttentionFn, **fields: Any) -> nn.Modu
 
 
 def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Whether the product has at most one batch dimension.
+    """Whether it is a product with at most one batch dimension, or one of rows sorted by expert.
 
     Attention's own products have two, rows and heads. Those with weights have none, or one where
     each group of a mesh has a copy of the weights.
     """
+    if primitive.name == "ragged_dot_general":
+        return True
     if primitive is not jax.lax.dot_general_p:
         return False
     _, (batch, _) = params["dimension_numbers"]

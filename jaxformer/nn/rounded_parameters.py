@@ -84,7 +84,7 @@ def _rounded_matrices(
         reads.note(results, None)
     types: dict[str, np.dtype] = {}
     for path, (dtype, *others) in reads.types.items():
-        is_matrix = path in recorder.owners and recorder.inputs_and_outputs(path)[0]
+        is_matrix = path in recorder.owners and recorder.named_axes(path).inputs
         if is_matrix and dtype is not None and not others:
             types[path] = dtype
     return types

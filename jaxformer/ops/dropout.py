@@ -69,6 +69,14 @@ class DropoutRng(struct.PyTreeNode):
         words = self.row_words(name, shape[:-1], start[:-1])
         return keep_columns(words[0], words[1], shape[-1], start[-1], rate)
 
+    def uniform(self, name: str, shape: tuple[int, ...]) -> Float[Array, "B ... F"]:
+        """Numbers in [0, 1) of `shape`, each from its own indices, as in `keep_mask`."""
+        words = self.row_words(name, shape[:-1])
+        column = jnp.arange(shape[-1], dtype=jnp.uint32)
+        column = column.reshape((1,) * (len(shape) - 1) + shape[-1:])
+        bits = hash_elements(words[0][..., None], words[1][..., None], column)
+        return (bits >> 8).astype(jnp.float32) * jnp.float32(2.0**-24)
+
     def row_words(
         self, name: str, shape: tuple[int, ...], start: tuple[Array | int, ...] | None = None
     ) -> UInt32[Array, "2 B ..."]:

@@ -72,6 +72,19 @@ def whole_rows(x: Float[Array, "B V"]) -> Float[Array, "B V"]:
     return jax.lax.with_sharding_constraint(x, spec)
 
 
+def sum_over_devices(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """The sum of `x` over the devices that a program is mapped over (`jax.shard_map`, `jax.pmap`).
+
+    In a loss these have different rows of a batch: the step of a strategy is mapped over "data" and
+    "fsdp". Elsewhere it is `x`.
+
+    >>> float(sum_over_devices(jnp.float32(3.0)))  # without a mesh
+    3.0
+    """
+    axes = tuple(jax.sharding.get_abstract_mesh().manual_axes)
+    return jax.lax.psum(x, axes) if axes else x
+
+
 def divide_positions(x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
     """The output `x` of a sub-layer, each device with its own positions.
 

@@ -106,6 +106,11 @@ class ModelSpec(NamedTuple):
             "attention.query_scalar": config.attention.query_scalar or config.key_size,
             "output.bias": bool(config.output.bias),
         }
+        experts = config.feed_forward.experts
+        if experts is not None:  # without what only training reads
+            fields["feed_forward.experts"] = replace(
+                experts, jitter=0.0, capacity_factor=None, dispatch="auto"
+            )
         window = config.window
         if window.size is None or (window.full_every or 0) > config.num_decoder_layers:
             fields["window.full_every"] = None

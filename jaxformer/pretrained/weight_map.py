@@ -5,6 +5,7 @@ the name of a tensor in the folder.
 """
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -92,10 +93,17 @@ class Entry(NamedTuple):
     """The change of form between the two, of each parameter before they are joined."""
     joined: Transform = SAME
     """The change of form of the joined parameters."""
+    index: int | None = None
+    """The tensor stores this one of the matrices that the first axis of its only parameter stacks,
+    such as those of experts; None: whole parameters."""
+
+    def stored_shape(self, path: str, shapes: Mapping[str, Shape]) -> Shape:
+        """The shape of what the tensor stores of the parameter at `path`."""
+        return shapes[path] if self.index is None else shapes[path][1:]
 
     def joined_shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the joined parameters, given the parameters' shapes by path."""
-        parts = [self.transform.shape(shapes[path]) for path in self.jax]
+        parts = [self.transform.shape(self.stored_shape(path, shapes)) for path in self.jax]
         return (*parts[0][:-1], sum(part[-1] for part in parts))
 
     def hf_shape(self, shapes: Mapping[str, Shape]) -> Shape:
@@ -114,6 +122,11 @@ def entry(jax: str, hf: str, transform: Transform = SAME) -> Entry:
 def zero_entry(jax: str) -> Entry:
     """A parameter without a tensor, which must be zero."""
     return Entry((jax,), ())
+
+
+def stacked(jax: str, names: Sequence[str], transform: Transform = SAME) -> list[Entry]:
+    """The entries of a parameter whose first axis stacks what the tensors `names` store."""
+    return [Entry((jax,), (name,), transform, index=index) for index, name in enumerate(names)]
 
 
 def norm(jax: str, hf: str, bias: bool = True, *, scale: Transform = SAME) -> list[Entry]:
@@ -197,9 +210,15 @@ def to_jax(
     """
     there = set(names)
     params: dict[str, Any] = {}
+    parts: dict[str, list[np.ndarray]] = {}
     for entry in weight_map:
         present = [name for name in entry.hf if name in there]
         for path, value in _entry_params(entry, shapes, present, read):
+            if entry.index is not None:
+                parts.setdefault(path, []).append(value)
+                if len(parts[path]) < shapes[path][0]:
+                    continue
+                value = np.stack(parts.pop(path))
             params[path] = put(path, value)
             del value  # before the next tensor is read
     return params
@@ -221,10 +240,11 @@ def _entry_params(
         if not np.array_equal(read(name), tensor):
             raise DataError(f"{name} and {first} are one tensor in this model, but differ")
     tensor = entry.joined.to_jax(tensor, entry.joined_shape(shapes))
-    widths = [entry.transform.shape(shapes[path])[-1] for path in entry.jax]
+    stored = {path: entry.stored_shape(path, shapes) for path in entry.jax}
+    widths = [entry.transform.shape(shape)[-1] for shape in stored.values()]
     parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1)
-    for path, part in zip(entry.jax, parts, strict=True):
-        yield path, entry.transform.to_jax(part, shapes[path]).astype(tensor.dtype, copy=False)
+    for (path, shape), part in zip(stored.items(), parts, strict=True):
+        yield path, entry.transform.to_jax(part, shape).astype(tensor.dtype, copy=False)
 
 
 def to_hf(
@@ -241,12 +261,31 @@ def to_hf(
                 f"{', '.join(entry.jax)} has no tensor in this family, so it must be zero, but it "
                 "was trained; export the model to another family"
             )
+    read_whole = _kept_until_read(weight_map, read)
     for entry in sorted((entry for entry in weight_map if entry.hf), key=lambda entry: entry.hf):
-        yield entry.hf[0], _entry_tensor(entry, read)
+        yield entry.hf[0], _entry_tensor(entry, read if entry.index is None else read_whole)
+
+
+def _kept_until_read(
+    weight_map: WeightMap, read: Callable[[str], np.ndarray]
+) -> Callable[[str], np.ndarray]:
+    """`read` of a parameter that several entries read in part: it is kept until the last one."""
+    remaining = Counter(path for entry in weight_map for path in entry.jax)
+    kept: dict[str, np.ndarray] = {}
+
+    def read_whole(path: str) -> np.ndarray:
+        whole = kept.pop(path) if path in kept else read(path)
+        remaining[path] -= 1
+        if remaining[path]:
+            kept[path] = whole
+        return whole
+
+    return read_whole
 
 
 def _entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray:
-    parts = [entry.transform.to_hf(read(path)) for path in entry.jax]
+    stored = (read(path) if entry.index is None else read(path)[entry.index] for path in entry.jax)
+    parts = [entry.transform.to_hf(part) for part in stored]
     joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     return entry.joined.to_hf(joined)
 

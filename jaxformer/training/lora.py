@@ -1,9 +1,9 @@
 """Low-rank adapters (LoRA, Hu et al. 2022): a few trained parameters beside frozen matrices.
 
 An adapter of the matrix W is a subtree beside it, named like it with `_lora`: `a` [in, r], `b`
-[r, out] and `scale`, with a leading layer axis in stacked blocks. `merge_adapters` replaces W by
-W + scale * a b, which are the parameters of the same model without adapters. A module of such a
-name that is no adapter of a matrix stays. The base has no gradient and no optimizer state, so any
+[r, out] and `scale`, with leading axes of stacked layers and of experts. `merge_adapters` replaces
+W by W + scale * a b, which are the parameters of the same model without adapters. A module of such
+a name that is no adapter of a matrix stays. The base has no gradient and no optimizer state, so any
 model, loss, optimizer and strategy can be used:
 
     axes = parameter_axes(model)
@@ -143,12 +143,12 @@ def _adapter(
 ) -> dict[str, jax.Array]:
     """The adapter of a matrix before the first step."""
     inputs, outputs = axes.matrix_shape(leaf.shape)
-    layers = leaf.shape[: axes.layers]
+    stack = leaf.shape[: axes.num_stacked]
     limit = 1.0 / math.sqrt(inputs)
     return {
-        "a": jax.random.uniform(rng, (*layers, inputs, rank), leaf.dtype, -limit, limit),
-        "b": jnp.zeros((*layers, rank, outputs), leaf.dtype),
-        "scale": jnp.full(layers, alpha / rank, leaf.dtype),
+        "a": jax.random.uniform(rng, (*stack, inputs, rank), leaf.dtype, -limit, limit),
+        "b": jnp.zeros((*stack, rank, outputs), leaf.dtype),
+        "scale": jnp.full(stack, alpha / rank, leaf.dtype),
     }
 
 

@@ -5,6 +5,9 @@ once. Sums and gradients are the same. Chunks need a model with two methods: `hi
 arguments of `__call__`, and `lm_head(hidden)`, which returns the logits.
 
 `z_loss` times log(Z)^2 is added for each token (see `cross_entropy`).
+
+`balance` times the balance of experts (see `balance_sum`) is added for each token. Its sum is then
+the auxiliary sum "balance": divided by the tokens it is 1 where all experts are used equally.
 """
 
 from collections.abc import Callable
@@ -16,10 +19,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from jaxformer.errors import ConfigError
+from jaxformer.nn.experts import ROUTING
 from jaxformer.nn.heads import take_positions
 from jaxformer.nn.nnx_model import NNXModel
 from jaxformer.ops.cross_entropy import chunked_sums, cross_entropy
 from jaxformer.ops.dropout import DropoutRng
+from jaxformer.training.balance import TokenMasks, balance_sum
 
 AnyModel = nn.Module | NNXModel
 """A Linen model, or one of NNX; `params` may then be the NNX model itself, or its `nnx.State`."""
@@ -41,6 +46,7 @@ def seq2seq_loss(
     pad: int,
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
+    balance: float = 0.0,
     loss_chunk: int = 0,
 ) -> Loss:
     """The loss of an encoder-decoder on batches of `source` [B, S] and `target` [B, T + 1].
@@ -64,13 +70,15 @@ def seq2seq_loss(
     def read(batch):
         labels = batch.target[:, 1:]
         inputs = batch.source, batch.target[:, :-1], batch.source != pad
-        return inputs, (labels, labels != pad)
+        return inputs, (labels, labels != pad), {"encoder": inputs[2], "": labels != pad}
 
     terms = partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
-    return _token_loss(model, read, terms, loss_chunk)
+    return _token_loss(model, read, terms, loss_chunk, balance)
 
 
-def causal_loss(model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
+def causal_loss(
+    model: AnyModel, *, z_loss: float = 0.0, balance: float = 0.0, loss_chunk: int = 0
+) -> Loss:
     """The loss of a causal language model on batches of `tokens` [B, T + 1].
 
     Label t is token t + 1, and counts where `loss_mask` [B, T] is true. `segments` and `positions`
@@ -88,12 +96,14 @@ def causal_loss(model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0) ->
 
     def read(batch):
         inputs = jax.tree.map(lambda x: x[:, :-1], (batch.tokens, batch.segments, batch.positions))
-        return inputs, (batch.tokens[:, 1:], batch.loss_mask)
+        return inputs, (batch.tokens[:, 1:], batch.loss_mask), {"": batch.loss_mask}
 
-    return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk)
+    return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk, balance)
 
 
-def masked_loss(model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0) -> Loss:
+def masked_loss(
+    model: AnyModel, *, z_loss: float = 0.0, balance: float = 0.0, loss_chunk: int = 0
+) -> Loss:
     """The loss of a masked language model at `masked_positions` [B, P].
 
     The labels [B, P] count where `loss_mask` [B, P] is true (Devlin et al. 2019, task 1).
@@ -119,9 +129,9 @@ def masked_loss(model: AnyModel, *, z_loss: float = 0.0, loss_chunk: int = 0) ->
 
     def read(batch):
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids, batch.masked_positions
-        return inputs, (batch.labels, batch.loss_mask)
+        return inputs, (batch.labels, batch.loss_mask), {"": batch.padding_mask}
 
-    return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk)
+    return _token_loss(model, read, partial(cross_entropy, z_loss=z_loss), loss_chunk, balance)
 
 
 def masked_and_next_sentence_loss(
@@ -202,12 +212,14 @@ def _logits_of_rows(model: AnyModel, params: Any, batch: Any, rng: jax.Array | N
 
 def _token_loss(
     model: AnyModel,
-    read: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...]]],
+    read: Callable[[Any], tuple[tuple[Any, ...], tuple[Any, ...], TokenMasks]],
     terms: Callable[..., Any],
     loss_chunk: int,
+    balance: float,
 ) -> Loss:
-    """The loss `terms(logits, *labels)`, where `read(batch)` gives the model's inputs and `labels`.
+    """The loss `terms(logits, *labels)`, and `balance` times that of experts.
 
+    `read(batch)` gives the model's inputs, the labels, and the tokens that count for the balance.
     It raises `ConfigError` for chunks of a model without hidden vectors.
     """
 
@@ -217,14 +229,25 @@ def _token_loss(
                 f"loss_chunk={loss_chunk} needs a model with the methods hidden and lm_head, but "
                 f"{type(model).__name__} has no method hidden: add both, or give loss_chunk=0"
             )
-        inputs, labels = read(batch)
+        inputs, labels, masks = read(batch)
         method = "hidden" if loss_chunk else None
         dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
-        output = model.apply({"params": params}, *inputs, dropout_rng=dropout_rng, method=method)
+        apply = partial(
+            model.apply, {"params": params}, *inputs, dropout_rng=dropout_rng, method=method
+        )
+        recorded: Any = {}
+        if balance:
+            output, recorded = apply(mutable=[ROUTING])
+        else:
+            output = apply()
         if loss_chunk:
-            return _in_chunks(terms, model, params, output, labels, loss_chunk)
-        logits = getattr(output, "logits", output)  # a masked language model has further outputs
-        return terms(logits, *labels)
+            nats, tokens = _in_chunks(terms, model, params, output, labels, loss_chunk)
+        else:  # a masked language model has further outputs
+            nats, tokens = terms(getattr(output, "logits", output), *labels)
+        if not balance:
+            return nats, tokens
+        of_experts = balance_sum(recorded.get(ROUTING, {}), masks, tokens)
+        return nats + balance * of_experts, tokens, {"balance": of_experts}
 
     return loss
 

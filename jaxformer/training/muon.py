@@ -72,7 +72,7 @@ def orthogonalize_tree(
         results = {}
         for path, leaf in leaves.items():
             parameter = axes_of(path, leaf, axes)
-            stack = leaf.reshape(-1, *leaf.shape[parameter.layers :])
+            stack = leaf.reshape(-1, *leaf.shape[parameter.num_stacked :])
             result = orthogonalize(stack, len(parameter.inputs))
             results[path] = result.reshape(leaf.shape)
     return map_with_path(lambda path, _: results[path], tree)
@@ -122,13 +122,16 @@ class _Group(NamedTuple):
 
     rows: _Side
     columns: _Side
+    stack_axes: tuple[str, ...]
+    """The mesh axes that divide the stack: along these each device has matrices of its own."""
 
 
 class _Member(NamedTuple):
-    """A parameter of a group: its `layers` are matrices, perhaps with the outputs first."""
+    """A parameter of a group: `num_stacked` leading axes stack its matrices, perhaps with the
+    outputs first."""
 
     path: str
-    layers: int
+    num_stacked: int
     is_transposed: bool
 
 
@@ -139,18 +142,21 @@ def _orthogonalize_shared(
     groups: dict[_Group, list[_Member]] = {}
     for path, leaf in leaves.items():
         parameter = axes_of(path, leaf, axes)
-        layers, first = parameter.layers, parameter.layers + len(parameter.inputs)
+        stacked = parameter.num_stacked
+        first = stacked + len(parameter.inputs)
         entries = [*specs[path], *[None] * (leaf.ndim - len(specs[path]))]
         spec = tuple(_axis_names(entry) for entry in entries)
-        inputs = _Side(leaf.shape[layers:first], spec[layers:first])
+        stack_axes = tuple(name for names in spec[:stacked] for name in names)
+        inputs = _Side(leaf.shape[stacked:first], spec[stacked:first])
         outputs = _Side(leaf.shape[first:], spec[first:])
         is_transposed = outputs.order < inputs.order
-        group = _Group(outputs, inputs) if is_transposed else _Group(inputs, outputs)
-        groups.setdefault(group, []).append(_Member(path, layers, is_transposed))
+        sides = (outputs, inputs) if is_transposed else (inputs, outputs)
+        members = groups.setdefault(_Group(*sides, stack_axes), [])
+        members.append(_Member(path, stacked, is_transposed))
     results: dict[str, jax.Array] = {}
     for group, members in groups.items():
         paths = [member.path for member in members]
-        exchanges = _exchanges((*group.rows.spec, *group.columns.spec))
+        exchanges = _exchanges((*group.rows.spec, *group.columns.spec), group.stack_axes)
         share = jax.shard_map(
             partial(_orthogonalize_parts, group, members, exchanges),
             in_specs=tuple(specs[path] for path in paths),
@@ -171,7 +177,7 @@ def _orthogonalize_parts(
     """The parts of orthogonalised matrices, from a device's `parts` of the members of a group."""
     stacks = []
     for member, part in zip(members, parts, strict=True):
-        stack = part.reshape(-1, *part.shape[member.layers :])
+        stack = part.reshape(-1, *part.shape[member.num_stacked :])
         stacks.append(
             _swap_sides(stack, len(group.columns.sizes)) if member.is_transposed else stack
         )
@@ -251,13 +257,16 @@ def _part(x: jax.Array, dimension: int, index: jax.Array, count: int) -> jax.Arr
     return jax.lax.dynamic_slice_in_dim(x, index * size, size, dimension)
 
 
-def _exchanges(spec: Sequence[tuple[str, ...]]) -> list[Exchange]:
-    """The exchanges of matrices that `spec` divides, those between equal devices first."""
+def _exchanges(spec: Sequence[tuple[str, ...]], stack_axes: tuple[str, ...]) -> list[Exchange]:
+    """The exchanges of matrices that `spec` divides, those between equal devices first.
+
+    Devices along `stack_axes` have different matrices, and exchange nothing.
+    """
     divided = []
     for dimension, names in enumerate(spec, 1):
         # The last axis divides the parts of those before it, so it is undone first.
         divided += [Exchange(name, dimension) for name in reversed(names)]
-    taken = {exchange.axis for exchange in divided}
+    taken = {exchange.axis for exchange in divided}.union(stack_axes)
     undivided = [Exchange(name, None) for name in _mesh_sizes() if name not in taken]
     return undivided + divided
 

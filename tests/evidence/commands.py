@@ -136,6 +136,7 @@ ADDED: Mapping[str, Any] = {
     "distributed": False,
     "language": "",
     "model.attention.norm_over_heads": False,
+    "model.feed_forward.experts": None,
     "model.positions.base": 10000.0,
     "model.positions.endpoint": False,
     "model.positions.fraction": 1.0,
@@ -149,11 +150,13 @@ ADDED: Mapping[str, Any] = {
     "source_language": None,
     "target_language": None,
     "tokenize": None,
+    "training.balance": 0.0,
     "training.usual_parts": 1,
     "translation.prefix": "",
     "translation.source_language": None,
     "translation.target_language": None,
     "work.model.attention.norm_over_heads": False,
+    "work.model.feed_forward.experts": None,
 }
 """Settings that did not exist, with the value that computes what was computed without them."""
 

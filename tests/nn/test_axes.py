@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax.traverse_util import unflatten_dict
 from jax.sharding import PartitionSpec
 
 import jaxformer as jf
@@ -206,6 +207,116 @@ def test_an_adapter_of_a_users_matrix_is_inputs_by_rank_by_outputs(users_model):
         return [model.apply({"params": each}, ids) for each in (trained, params)]
 
     assert not np.allclose(*logits(params, adapted))
+
+
+class OwnExperts(nn.Module):
+    """A user's five experts: a parameter of its own, and a vmap over a network of ours."""
+
+    AXES: ClassVar = {
+        "weight": "experts embed -> mlp",
+        "offset": "experts mlp",
+        "networks/up/kernel": "experts embed -> mlp",
+        "networks/up/bias": "experts mlp",
+        "networks/down/kernel": "experts mlp -> embed",
+        "networks/down/bias": "experts embed",
+    }
+
+    @nn.compact
+    def __call__(self, x, dropout_rng=None):
+        size = x.shape[-1]
+        weight = self.param("weight", nn.initializers.normal(0.3), (6, size, 14))
+        offset = self.param("offset", nn.initializers.zeros, (6, 14))
+        hidden = jnp.einsum("btd,edf->btf", x, weight) + offset.sum(0)[None, None]
+        networks = nn.vmap(jf.FeedForward, {"params": 0}, {"params": True})
+        out = networks(14, name="networks")(jnp.stack([x] * 6))
+        return out.sum(0) + hidden.sum(-1, keepdims=True)
+
+
+EXPERTS = jf.FeedForwardOptions("silu", gated=True, experts=jf.ExpertOptions(6, top_k=2))
+OF_EXPERTS = {
+    "own": ({}, OwnExperts, ("weight", "networks/up/kernel"), "networks/down/kernel"),
+    "library": ({"feed_forward": EXPERTS}, None, ("gate/kernel", "up/kernel"), "down/kernel"),
+}
+
+
+@pytest.fixture(scope="module", params=[(x, y) for x in OF_EXPERTS for y in (False, True)])
+def of_experts(request, random_params):
+    """The parameters of a model with experts, their axes, the path of one, and names in it."""
+    name, scan_layers = request.param
+    changes, own, up, down = OF_EXPERTS[name]
+    block = jf.Block
+    if own is not None:
+        block = partial(jf.Block, make_feed_forward=lambda **_: own())
+    config = replace(LLAMA, use_bias=True, scan_layers=scan_layers, **changes)
+    model = DecoderOnly(config, block=block)
+    params = random_params(model, np.ones((2, 3), int))
+    path = "decoder/stacked_blocks" if scan_layers else "decoder/blocks_1"
+    return params, parameter_axes(model), f"{path}/feed_forward", up, down
+
+
+def test_an_axis_of_experts_is_declared_once_for_a_parameter_and_for_a_vmap(of_experts):
+    params, axes, path, up, down = of_experts
+    layers = int("stacked" in path)
+    specs = partition_specs(params, {"data": 1, "fsdp": 2, "tensor": 2}, axes=axes)
+    before = (None,) * layers
+    for name in up:
+        found = axes[f"{path}/{name}"]
+        assert found.stacks == ("experts",) and found.layers == layers and found.is_hidden
+        assert (found.inputs, found.outputs) == (("embed",), ("mlp",))
+        assert tuple(specs[f"{path}/{name}"]) == (*before, "tensor", None, "fsdp")
+    assert tuple(specs[f"{path}/{down}"]) == (*before, "tensor", "fsdp")
+    bias = axes[f"{path}/{up[-1]}".replace("kernel", "bias")]
+    assert (bias.stacks, bias.inputs, bias.outputs) == (("experts",), (), ("mlp",))
+    # Seven devices do not divide six experts, but their hidden layers of 14.
+    rules = {"experts": "tensor", "mlp": "tensor"}
+    specs = partition_specs(params, {"data": 1, "fsdp": 5, "tensor": 7}, rules, axes=axes)
+    assert tuple(specs[f"{path}/{down}"]) == (*before, None, "tensor", "fsdp")
+
+
+def test_muon_turns_each_expert_as_a_matrix_of_its_own(of_experts, rng):
+    params, axes, path, up, down = of_experts
+    gradients = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
+    updates = update_of(replace(RATES, name="muon"), params, axes, gradients)
+    for name in (*up, down):
+        update = updates[f"{path}/{name}"]
+        for matrix in update.reshape(-1, *update.shape[-2:]):
+            values = np.linalg.svd(matrix / (0.2 * 14**0.5), compute_uv=False)
+            assert 0.68 < values[-1] and values[0] < 1.3, name
+
+
+def test_matrices_of_experts_decay_and_their_biases_do_not(of_experts):
+    params, axes, path, up, down = of_experts
+    zeros = jax.tree.map(np.zeros_like, params)
+    updates = update_of(replace(RATES, weight_decay=0.1), params, axes, zeros)
+    leaves = flatten(params)
+    for name in (*up, down):
+        expected = -0.1 * leaves[f"{path}/{name}"]
+        np.testing.assert_allclose(updates[f"{path}/{name}"], expected, atol=1e-6)
+    assert not np.any(updates[f"{path}/{down}".replace("kernel", "bias")])
+
+
+def test_each_expert_has_an_adapter_of_its_own(of_experts):
+    params, axes, path, up, _ = of_experts
+    layers = (2,) if "stacked" in path else ()
+    settings = {"rank": 3, "alpha": 6.0, "targets": "feed_forward/", "axes": axes}
+    adapted = flatten(add_adapters(params, jax.random.key(0), **settings))
+    adapter = f"{path}/{up[-1]}_lora"
+    shapes = [adapted[f"{adapter}/{name}"].shape for name in ("a", "b", "scale")]
+    assert shapes == [(*layers, 6, 10, 3), (*layers, 6, 3, 14), (*layers, 6)]
+    a, b = (jnp.float32(np.random.default_rng(1).normal(size=shape)) for shape in shapes[:2])
+    trained = unflatten_dict(adapted | {f"{adapter}/a": a, f"{adapter}/b": b}, sep="/")
+    merged = flatten(merge_adapters(trained))[f"{path}/{up[-1]}"]
+    expected = adapted[f"{path}/{up[-1]}"] + 2.0 * np.matmul(a, b)
+    np.testing.assert_allclose(merged, expected, atol=1e-5)
+
+
+def test_a_name_of_experts_that_counts_too_few_axes_is_refused():
+    class Wrong(OwnExperts):
+        AXES: ClassVar = {"weight": "experts -> mlp"}
+
+    block = partial(jf.Block, make_feed_forward=lambda **_: Wrong())
+    with pytest.raises(ConfigError, match="Wrong.AXES says 'experts -> mlp' of weight"):
+        parameter_axes(DecoderOnly(LLAMA, block=block))
 
 
 @pytest.mark.long

@@ -43,6 +43,8 @@ GROUPED, WIDE = {"num_key_value_heads": 1}, {"head_dim": 6}
 BIASED, UP = {"attention_bias": True}, {"mlp_bias": True}
 TIED, RELU = {"tie_word_embeddings": True}, {"hidden_act": "relu"}
 CAPS = {"attn_logit_softcapping": 0.5, "final_logit_softcapping": 0.7}
+MIXTRAL = {"num_local_experts": 5, "num_experts_per_tok": 3}
+QWEN3_MOE = {"num_experts": 7, "num_experts_per_tok": 3, "moe_intermediate_size": 11}
 EPS, SHALLOW = {"rms_norm_eps": 1e-2}, {"num_hidden_layers": 1}
 ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 77.0}}
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 77.0, "factor": 3.0}}
@@ -99,6 +101,12 @@ CASES = [
     ("LlamaForCausalLM", {"rope_parameters": {**YARN, "attention_factor": 1.5}, **WIDE}),
     ("MistralForCausalLM", {"sliding_window": 3, **TIED}),
     ("MistralModel", {"sliding_window": 5, **GROUPED, **WIDE, **LLAMA3}),
+    ("MixtralForCausalLM", {**GROUPED, **MIXTRAL, **TIED, **ROPE}),
+    ("MixtralModel", {**MIXTRAL, **WIDE, "num_local_experts": 3, "sliding_window": 4, **RELU}),
+    ("MixtralForSequenceClassification", {"num_labels": 3, **MIXTRAL, **SHALLOW}),
+    ("Qwen3MoeForCausalLM", {**GROUPED, **QWEN3_MOE, **EPS}),
+    ("Qwen3MoeForCausalLM", {**QWEN3_MOE, **WIDE, **BIASED, **TIED, "norm_topk_prob": True}),
+    ("Qwen3MoeModel", {**QWEN3_MOE, "num_experts_per_tok": 1, **SHALLOW, **RELU}),
     ("Qwen2ForCausalLM", {**GROUPED, **TIED, **ROPE}),
     ("Qwen2ForSequenceClassification", {"num_labels": 3}),
     ("Qwen3ForCausalLM", {"head_dim": 4, **GROUPED, **BIASED, **EPS, **TIED}),
@@ -156,6 +164,7 @@ SIZES |= {"xlm-roberta": BERT, "opt": OPT, "gpt_neox": NEOX}
 SIZES |= dict.fromkeys(
     ("llama", "mistral", "qwen2", "qwen3", "olmo2", "gemma", "gemma2", "gemma3_text"), LLAMA
 )
+SIZES |= dict.fromkeys(("mixtral", "qwen3_moe"), LLAMA)
 
 
 UNLIKE = dict.fromkeys(TRANSLATORS, {"decoder_layers": 2})
@@ -182,7 +191,7 @@ def make(torch, transformers):
             sizes = SIZES[kind.config_class.model_type]
             given = {"vocab_size": 23, "bos_token_id": 1, "eos_token_id": 2, **sizes, **changes}
             model = kind(kind.config_class(**deepcopy(given)))  # which changes its dicts
-        model.set_attn_implementation("eager")
+        _use_equations(model)
         weights = [x for x in model.parameters() if x.requires_grad]  # Marian's sines stay sines
         weights += [model.final_logits_bias] if hasattr(model, "final_logits_bias") else []
         with torch.no_grad():
@@ -191,6 +200,34 @@ def make(torch, transformers):
         return model.eval()
 
     return build
+
+
+def _use_equations(model):
+    """Attention and experts as their equations say; grouped products need sizes of 16 bytes."""
+    model.set_attn_implementation("eager")
+    if hasattr(model.config, "num_experts_per_tok"):
+        model.set_experts_implementation("eager")
+
+
+def _of_each_expert(model_type, slopes):
+    """Slopes by the names of their folder, which has the matrices of each expert apart."""
+    module, gate, up, down = {
+        "mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+        "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj"),
+    }.get(model_type, ("mlp", "", "", ""))
+    for name, slope in slopes.items():
+        name = name.replace(".mlp.", f".{module}.")
+        stem, found, part = name.partition(".experts.")
+        if not found:
+            yield name, slope
+            continue
+        for i, of_expert in enumerate(slope):
+            if part == "gate_up_proj":
+                first, second = np.split(of_expert, 2)
+                yield f"{stem}.experts.{i}.{gate}.weight", first
+                yield f"{stem}.experts.{i}.{up}.weight", second
+            else:
+                yield f"{stem}.experts.{i}.{down}.weight", of_expert
 
 
 def inputs_of(torch, model):
@@ -225,7 +262,14 @@ def outputs(found):
 
 def method_of(model):
     bare = ("GPT2Model", "LlamaModel", "MistralModel", "GemmaModel", "Gemma2Model")
-    bare += ("Gemma3TextModel", "Olmo2Model", "GPTNeoXModel", "OPTModel")
+    bare += (
+        "MixtralModel",
+        "Qwen3MoeModel",
+        "Gemma3TextModel",
+        "Olmo2Model",
+        "GPTNeoXModel",
+        "OPTModel",
+    )
     return "hidden" if type(model).__name__ in bare else None
 
 
@@ -308,6 +352,7 @@ def test_the_gradient_is_theirs(pair, assert_equal):
     slopes = {n: np.zeros(x.shape) if x.grad is None else x.grad.numpy() for n, x in leaves.items()}
     if hasattr(theirs, "final_logits_bias"):  # a buffer there, which has no gradient
         slopes["final_logits_bias"] = pair.weights[0].sum((0, 1))[None]
+    slopes = dict(_of_each_expert(theirs.config.model_type, slopes))
     names = canonical_names(family, slopes)
     shapes = param_shapes(model)
     expected = to_jax(rows, shapes, names, lambda name: slopes[names[name]])
@@ -340,6 +385,7 @@ def test_transformers_loads_what_we_save(pair, torch, tmp_path, assert_equal):
     save_pretrained(tmp_path / "ours", ours.model, ours.params, family=family, token_ids=ids)
     back, said = type(theirs).from_pretrained(tmp_path / "ours", output_loading_info=True)
     assert not any(said.values()), said
+    _use_equations(back)
     with torch.no_grad():
         given = outputs(back.eval()(**pair.inputs))
     for part, wanted in zip(given, outputs(pair.expected), strict=True):

@@ -7,6 +7,7 @@ import tokenizers
 
 from jaxformer.config import (
     EmbeddingOptions,
+    ExpertOptions,
     FeedForwardOptions,
     Learned,
     Linear,
@@ -181,6 +182,15 @@ MODELS = {
     "llama": ("llama", DecoderOnly(LLAMA)),
     "llama, biases": ("llama", decoder(LLAMA, use_bias=True, attention__num_kv_heads=None)),
     "mistral": ("mistral", decoder(LLAMA, window__size=3)),
+    "mixtral": ("mixtral", decoder(LLAMA, feed_forward__experts=ExpertOptions(3, top_k=2))),
+    "qwen3_moe": (
+        "qwen3_moe",
+        decoder(
+            LLAMA,
+            attention__query_key_norm=True,
+            feed_forward__experts=ExpertOptions(5, top_k=3, normalize=False),
+        ),
+    ),
     "qwen2": ("qwen2", DecoderOnly(QWEN2)),
     "qwen3": ("qwen3", decoder(LLAMA, attention__query_key_norm=True)),
     "olmo2": (

@@ -82,15 +82,17 @@ def build_attention(training: TrainingConfig, contact: FirstContact | None = Non
 def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
     """The function that makes the loss of a model: the one that `training` names, or `default`.
 
-    It gets `z_loss` where that is not 0. Raises `ConfigError` for one that takes no such argument.
+    It gets `z_loss` and `balance` where they are not 0. Raises `ConfigError` for one that takes no
+    such argument.
     """
     make_loss = import_by_name(training.loss, "loss") if training.loss else default
-    options = {"z_loss": training.z_loss} if training.z_loss else {}
-    if options and "z_loss" not in inspect.signature(make_loss).parameters:
+    weights = {"z_loss": training.z_loss, "balance": training.balance}
+    options = {name: weight for name, weight in weights.items() if weight}
+    for option in options.keys() - inspect.signature(make_loss).parameters.keys():
         name = getattr(make_loss, "func", make_loss).__name__  # of a partial
         raise ConfigError(
-            f"z_loss={training.z_loss} was given, but the loss {name} has no argument z_loss: "
-            "leave out --training.z_loss, or use another loss"
+            f"{option}={options[option]} was given, but the loss {name} has no argument {option}: "
+            f"leave out --training.{option}, or use another loss"
         )
     return partial(make_loss, **options)
 

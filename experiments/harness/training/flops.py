@@ -2,9 +2,10 @@
 
 Matrix products count two FLOPs per multiply-add: projections, feed-forward networks, heads, and
 attention to the keys that a query may see (a causal query at position t sees t + 1 keys).
-Embedding look-ups, norms, softmax and the optimizer are not counted. A training step is three times
-the forward pass: the backward pass has products for inputs and for weights. Recomputation (`remat`)
-is not counted; padding and other documents in a row are.
+A position counts the experts that it has chosen. Embedding look-ups, norms, softmax and the
+optimizer are not counted. A training step is three times the forward pass: the backward pass has
+products for inputs and for weights. Recomputation (`remat`) is not counted; padding and other
+documents in a row are.
 """
 
 import math
@@ -86,5 +87,10 @@ def _attention(config: TransformerConfig, pairs: int) -> int:
 
 
 def _feed_forward(config: TransformerConfig, positions: int) -> int:
+    """The network of each position; with experts the chosen ones, the shared one and the router."""
     matrices = 3 if config.feed_forward.gated else 2
-    return 2 * positions * matrices * config.d_model * config.d_ff
+    width, experts = config.d_ff, config.feed_forward.experts
+    if experts is None:
+        return 2 * positions * matrices * config.d_model * width
+    width = experts.top_k * width + (experts.shared_d_ff or 0)
+    return 2 * positions * config.d_model * (matrices * width + experts.num_experts)

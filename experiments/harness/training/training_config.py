@@ -103,6 +103,9 @@ class TrainingConfig(LoraOptions):
     """Your own loss to train with as package.module:name; empty: the experiment's own."""
     z_loss: NonNegative = 0.0
     """Weight of log(Z)^2 of each token's softmax in the loss (PaLM: 1e-4); 0 disables it."""
+    balance: NonNegative = 0.0
+    """Weight of the balance of experts in the loss (Switch: 0.01); 0 disables it. The metric
+    balance is 1 where all experts are used equally, and their number where one is."""
     metrics: tuple[str, ...] = ()
     """Your own metrics of each evaluation, as package.module:name."""
     loggers: tuple[str, ...] = ()

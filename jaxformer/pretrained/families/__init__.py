@@ -13,9 +13,11 @@ from jaxformer.pretrained.families.llama import (
     GEMMA3,
     LLAMA,
     MISTRAL,
+    MIXTRAL,
     OLMO2,
     QWEN2,
     QWEN3,
+    QWEN3_MOE,
 )
 from jaxformer.pretrained.families.t5 import MT5, T5
 from jaxformer.pretrained.family import Family
@@ -24,6 +26,7 @@ from jaxformer.pretrained.model_specs import Kind
 _ALL = (
     GPT2,
     *(LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA, GEMMA2, GEMMA3),
+    *(MIXTRAL, QWEN3_MOE),
     *(OPT, GPT_NEOX),
     *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA),
     *(MARIAN, BART, MBART, M2M100, T5, MT5),

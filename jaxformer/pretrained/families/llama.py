@@ -1,14 +1,14 @@
-"""Llama (Touvron et al. 2023) and its relatives: Mistral, Qwen2, Qwen3, OLMo 2, Gemma.
+"""Llama (Touvron et al. 2023) and its relatives: Mistral, Mixtral, Qwen2, Qwen3, OLMo 2, Gemma.
 
 All have RMS norms, rotary positions, gated layers and shared key/value heads.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from operator import attrgetter
 from typing import Any
 
-from jaxformer.config import Rotary, TransformerConfig
+from jaxformer.config import ExpertOptions, Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import config_keys as keys
 from jaxformer.pretrained import weight_map as maps
@@ -30,6 +30,10 @@ def _biases(*names: str) -> keys.Key:
 
 _WINDOW = keys.number("sliding_window", "window.size", 4096, least=1, nullable=True)
 """The number of tokens that a token attends to; null means all."""
+_WINDOW_OR_NONE = keys.number(
+    "sliding_window", "window.size", None, kind=int, least=1, nullable=True
+)
+"""The same, where an absent key means all."""
 _WINDOW_OF_SOME = keys.number(
     "sliding_window",
     "window.size",
@@ -125,20 +129,65 @@ _NORMS = {
 }
 
 
+FeedForwardEntries = Callable[[str, str, TransformerConfig, Mapping[str, Any]], list[Entry]]
+"""Our path and their name of a block, our config and config.json -> its feed-forward network."""
+
+
+def _dense_entries(
+    jax: str, hf: str, names: Mapping[str, str], has_bias: bool, may_have: bool
+) -> list[Entry]:
+    """The entries of dense layers; without a bias in the folder, one that ours `may_have` is 0."""
+    entries = maps.layers(jax, hf, names, has_bias)
+    if may_have and not has_bias:
+        entries += [maps.zero_entry(f"{jax}/{ours}/bias") for ours in names]
+    return entries
+
+
+def _feed_forward(
+    jax: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
+) -> list[Entry]:
+    """The entries of one network for all tokens."""
+    names = {f"feed_forward/{name}": f"mlp.{name}_proj" for name in _MLP}
+    return _dense_entries(jax, hf, names, bool(config_json.get("mlp_bias")), config.use_bias)
+
+
+def _experts(
+    module: str,
+    names: tuple[str, str, str],
+    jax: str,
+    hf: str,
+    config: TransformerConfig,
+    config_json: Mapping[str, Any],
+) -> list[Entry]:
+    """The entries of experts in `module` of a block; `names` are those of `_MLP` in each."""
+    experts = config.feed_forward.experts
+    assert experts is not None  # the keys of these families give it
+    router = f"{jax}/feed_forward/router/kernel"
+    entries = [maps.entry(router, f"{hf}.{module}.gate.weight", maps.linear())]
+    for ours, theirs in zip(_MLP, names, strict=True):
+        stored = [f"{hf}.{module}.experts.{i}.{theirs}.weight" for i in range(experts.num_experts)]
+        entries += maps.stacked(f"{jax}/feed_forward/{ours}/kernel", stored, maps.linear())
+        if config.use_bias:
+            entries += [maps.zero_entry(f"{jax}/feed_forward/{ours}/bias")]
+    return entries
+
+
 def _block(
-    scale: Transform, jax: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
+    scale: Transform,
+    feed_forward: FeedForwardEntries,
+    jax: str,
+    hf: str,
+    config: TransformerConfig,
+    config_json: Mapping[str, Any],
 ) -> list[Entry]:
     """The entries of a block; `scale` is the change of form of its norms' scales."""
-    attention, feed_forward = (bool(config_json.get(x)) for x in ("attention_bias", "mlp_bias"))
+    attention = bool(config_json.get("attention_bias"))
     qkv = attention if config.attention.qkv_bias is None else config.qkv_bias
-    entries = []
-    for ours, theirs, has_bias, may_have in (
-        *((f"attention/{x}", f"self_attn.{x[0]}_proj", qkv, config.qkv_bias) for x in _QKV),
-        ("attention/out", "self_attn.o_proj", attention, config.use_bias),
-        *((f"feed_forward/{x}", f"mlp.{x}_proj", feed_forward, config.use_bias) for x in _MLP),
-    ):
-        entries += maps.layers(jax, hf, {ours: theirs}, has_bias)
-        entries += [maps.zero_entry(f"{jax}/{ours}/bias")] if may_have and not has_bias else []
+    names = {f"attention/{name}": f"self_attn.{name[0]}_proj" for name in _QKV}
+    entries = _dense_entries(jax, hf, names, qkv, config.qkv_bias)
+    out = {"attention/out": "self_attn.o_proj"}
+    entries += _dense_entries(jax, hf, out, attention, config.use_bias)
+    entries += feed_forward(jax, hf, config, config_json)
     entries += maps.layers(jax, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
     if config.attention.query_key_norm:
         names = {f"attention/{x}_norm": f"self_attn.{x[0]}_norm" for x in ("query", "key")}
@@ -155,6 +204,9 @@ def _family(
     tied: bool = False,
     activations: Mapping[str, str] = keys.ACTIVATIONS,
     scale: Transform = SAME,
+    feed_forward: FeedForwardEntries = _feed_forward,
+    size_key: str = "intermediate_size",
+    eps: float = 1e-6,
     activation_key: str = "hidden_act",
     ignored_keys: str = "",
     constants: Mapping[str, Any] = {},
@@ -172,7 +224,7 @@ def _family(
         Names(
             embedding="model.embed_tokens",
             blocks="model.layers",
-            block=partial(_block, scale),
+            block=partial(_block, scale, feed_forward),
             final_norm="model.norm",
             norm={"bias": False, "scale": scale},
         ),
@@ -189,12 +241,12 @@ def _family(
                 nullable=True,
                 value_of=attrgetter("kv_heads"),
             ),
-            keys.number("intermediate_size", "d_ff", d_ff),
+            keys.number(size_key, "d_ff", d_ff),
             keys.choice(
                 activation_key, "feed_forward.activation", next(iter(activations)), activations
             ),
             keys.tied_output(tied),
-            keys.number("rms_norm_eps", "norm.eps", 1e-6),
+            keys.number("rms_norm_eps", "norm.eps", eps),
             keys.number("attention_dropout", "attention.dropout_rate", 0.0),
             *more,
             positions,
@@ -216,6 +268,50 @@ def _head_dim(default: int | None) -> keys.Key:
         "head_dim", "head_dim", default, nullable=True, value_of=attrgetter("key_size")
     )
 
+
+def _expert_options(
+    count_key: str, count: int, top_k: int, normalize_key: str = "", normalize: bool = True
+) -> keys.Key:
+    """The experts: their number in `count_key`, and of each token; the numbers are the defaults.
+
+    `normalize_key` says whether the weights of a token's experts add up to 1; without it they do.
+    """
+    names = (count_key, "num_experts_per_tok", *([normalize_key] if normalize_key else []))
+
+    def read(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+        defaults = dict(zip(names, (count, top_k, normalize), strict=False))
+        kinds = dict(zip(names, (int, int, bool), strict=False))
+        values = [
+            keys.parse_number(name, hf.get(name, defaults[name]), kinds[name], kinds[name] is int)
+            for name in names
+        ]
+        return {"feed_forward.experts": ExpertOptions(*values)}
+
+    def write(config: TransformerConfig) -> dict[str, Any]:
+        experts = config.feed_forward.experts
+        if experts is None:
+            raise ConfigError("feed_forward.experts=None, but it has experts")
+        values = experts.num_experts, experts.top_k, experts.normalize
+        return dict(zip(names, values, strict=False))
+
+    return keys.Key(names, read, write)
+
+
+def _read_all_sparse(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
+    """No field; `ConfigError` for a layer without experts."""
+    if hf.get("mlp_only_layers"):
+        raise keys.unsupported("mlp_only_layers", hf["mlp_only_layers"], [])
+    if hf.get("decoder_sparse_step", 1) != 1:
+        raise keys.unsupported("decoder_sparse_step", hf["decoder_sparse_step"], 1)
+    return {}
+
+
+_ALL_SPARSE = keys.Key(
+    ("mlp_only_layers", "decoder_sparse_step"),
+    _read_all_sparse,
+    lambda _: {"mlp_only_layers": [], "decoder_sparse_step": 1},
+)
+"""Layers of Qwen3-MoE that may have one network for all tokens; only experts are supported."""
 
 _CAUSAL = keys.constant("use_bidirectional_attention", False)
 _SILU = {"silu": "silu", **keys.ACTIVATIONS}
@@ -243,6 +339,23 @@ MISTRAL = _family(
     constants={"use_bias": False},
 )
 """Jiang et al. 2023: a window over the last tokens."""
+MIXTRAL = _family(
+    "Mixtral",
+    _head_dim(None),
+    _WINDOW_OR_NONE,
+    _expert_options("num_local_experts", 8, 2),
+    keys.constant("router_jitter_noise", 0.0),
+    vocab_size=32_000,
+    max_len=131_072,
+    sizes=(4096, 14_336, 32, 32, 8),
+    eps=1e-5,
+    activations=_SILU,
+    feed_forward=partial(_experts, "block_sparse_moe", ("w1", "w3", "w2")),
+    ignored_keys="output_router_logits router_aux_loss_coef",
+    constants={"use_bias": False},
+    positions=rotary(default_base=1e6),
+)
+"""Jiang et al. 2024: two of eight experts for each token."""
 QWEN2 = _family(
     "Qwen2",
     _FULL_ATTENTION,
@@ -265,6 +378,24 @@ QWEN3 = _family(
     constants={"attention.query_key_norm": True},
 )
 """Yang et al. 2025: norms of queries and keys."""
+QWEN3_MOE = _family(
+    "Qwen3Moe",
+    _head_dim(None),
+    _biases("attention_bias"),
+    _FULL_ATTENTION,
+    _expert_options("num_experts", 128, 8, "norm_topk_prob", False),
+    _ALL_SPARSE,
+    vocab_size=151_936,
+    max_len=32_768,
+    sizes=(2048, 768, 24, 32, 4),
+    activations=_SILU,
+    feed_forward=partial(_experts, "mlp", ("gate_proj", "up_proj", "down_proj")),
+    size_key="moe_intermediate_size",
+    ignored_keys="""sliding_window max_window_layers intermediate_size output_router_logits
+        router_aux_loss_coef""",
+    constants={"attention.query_key_norm": True},
+)._replace(model_type="qwen3_moe", aliases={"num_local_experts": "num_experts"})
+"""Yang et al. 2025: many small experts, and norms of queries and keys."""
 OLMO2 = _family(
     "Olmo2",
     _biases("attention_bias"),

@@ -37,7 +37,12 @@ _SCALINGS: dict[type[NoScaling], tuple[keys.Key, ...]] = {
 _NAMES = {"default": NoScaling, "linear": Linear, "llama3": Llama3, "yarn": Yarn}
 
 
-def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float = 1.0) -> keys.Key:
+def rotary(
+    base: str = "rope_theta",
+    fraction: str = "",
+    default_fraction: float = 1.0,
+    default_base: float = 10_000.0,
+) -> keys.Key:
     """The base and the scaling of rotary positions, which newer versions store in one object.
 
     `base` and `fraction` are the keys of older versions. Without `fraction` whole heads are
@@ -45,7 +50,7 @@ def rotary(base: str = "rope_theta", fraction: str = "", default_fraction: float
     compute it either.
     """
     names = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.names[0])
-    read = partial(_read, base, fraction, default_fraction)
+    read = partial(_read, base, fraction, default_fraction, default_base)
     return keys.Key(names, read, partial(_write, base, fraction))
 
 
@@ -53,6 +58,7 @@ def _read(
     base: str,
     fraction: str,
     default_fraction: float,
+    default_base: float,
     hf: Mapping[str, Any],
     fields: Mapping[str, Any],
 ) -> dict[str, Any]:
@@ -86,7 +92,7 @@ def _read(
         return default
 
     rotated = number(_FRACTION, fraction, default_fraction) if fraction else 1.0
-    return {"positions": Rotary(number("rope_theta", base, 10_000.0), rotated, kind(**values))}
+    return {"positions": Rotary(number("rope_theta", base, default_base), rotated, kind(**values))}
 
 
 def rotary_by_layer(base: float, window_base: float) -> keys.Key:
@@ -108,7 +114,7 @@ def rotary_by_layer(base: float, window_base: float) -> keys.Key:
         if _kind(windowed, other) is not NoScaling:
             raise keys.unsupported(f"rope_parameters.{windowed}", other, {"rope_type": "default"})
         flat = {**hf, old: hf.get(old) or base, "rope_parameters": one | scaling}
-        positions = _read(old, "", 1.0, {**flat, "rope_scaling": None}, fields)["positions"]
+        positions = _read(old, "", 1.0, base, {**flat, "rope_scaling": None}, fields)["positions"]
         if fields["window.size"] is None:
             return {"positions": positions}
         theta = other.get("rope_theta") or hf.get(local) or window_base
