@@ -76,12 +76,19 @@ from jaxformer.pretrained import (
 )
 from jaxformer.pipelines import (
     complete as complete,
+    complete_with_details as complete_with_details,
     stream as stream,
     translate as translate,
+    translate_with_details as translate_with_details,
     score as score,
+    score_with_details as score_with_details,
+    score_tokens as score_tokens,
+    score_continuations as score_continuations,
     score_pairs as score_pairs,
     fill_mask as fill_mask,
+    fill_mask_with_details as fill_mask_with_details,
     embed as embed,
+    embed_with_details as embed_with_details,
 )
 from jaxformer.pipelines import make_step_fn as make_step_fn
 from jaxformer.pipelines.ensemble import Ensemble as Ensemble, stack_members as stack_members

@@ -4,10 +4,12 @@ import contextlib
 import ctypes
 import os
 import platform
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -150,11 +152,45 @@ def concurrently(runs: Iterable[Callable[[], Result]], count: int) -> Iterator[R
     on JAX's thread-local settings belongs in that iterator. If the generator is closed, or a run
     raises an error, it waits for at most `count` more runs.
     """
-    begun: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(count) as pool:
-        for run in runs:
-            if len(begun) > count:
-                yield begun.popleft().result()
-            begun.append(pool.submit(run))
-        while begun:
+        yield from _results_in_order(pool, runs, count)
+
+
+def collect_concurrently(
+    iterators: Iterable[Iterator[Result]], count: int
+) -> Iterator[list[Result]]:
+    """The items of each of `iterators`, in order; `count` are read at the same time, in threads.
+
+    The next iterator is taken from `iterators` in the caller's thread while others are read. If
+    the generator is closed, a Ctrl-C arrives, or an iterator raises an error, each thread ends
+    after its next item.
+    """
+    is_over = threading.Event()
+
+    def read(iterator: Iterator[Result]) -> list[Result]:
+        items: list[Result] = []
+        for item in iterator:
+            items.append(item)
+            if is_over.is_set():
+                break
+        return items
+
+    with ThreadPoolExecutor(count) as pool:
+        try:
+            yield from _results_in_order(pool, (partial(read, x) for x in iterators), count)
+        finally:  # leaving the pool waits for its threads
+            is_over.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _results_in_order(
+    pool: ThreadPoolExecutor, runs: Iterable[Callable[[], Result]], count: int
+) -> Iterator[Result]:
+    """The results of `runs` in `pool`; one more than `count` of them is taken from `runs`."""
+    begun: deque[Future[Result]] = deque()
+    for run in runs:
+        if len(begun) > count:
             yield begun.popleft().result()
+        begun.append(pool.submit(run))
+    while begun:
+        yield begun.popleft().result()

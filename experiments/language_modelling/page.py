@@ -14,7 +14,7 @@ from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.prompts import continued_prompts
 from jaxformer.errors import ConfigError
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pipelines.batching import bos_eos
+from jaxformer.pipelines.inputs import bos_eos
 from jaxformer.pretrained import Loaded, is_pretrained, load_eos
 from jaxformer.text.tokenizers import Tokenizer
 

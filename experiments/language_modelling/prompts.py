@@ -81,7 +81,7 @@ def show_prompts(run: OpenRun, loaded: Loaded, data: Prepared) -> None:
 
 def filled_texts(loaded: Loaded, texts: Sequence[str], *, count: int = 5) -> list[str]:
     """Each text, and below it a line for each of its masks: the `count` best tokens in percent."""
-    filled = pipelines.fill_mask(loaded, texts, count=count, details=True)
+    filled = pipelines.fill_mask_with_details(loaded, texts, count=count)
     return [
         "\n".join([text, *(_mask_line(i, best, loaded) for i, best in enumerate(masks, start=1))])
         for text, masks in zip(texts, filled, strict=True)

@@ -11,7 +11,7 @@ from experiments.harness.runs.run_options import RunOptions
 from experiments.translation.load_run import load_run
 from experiments.translation.scoring import prepare_sources, read_samples, search_of
 from jaxformer.errors import ConfigError
-from jaxformer.pipelines import encode_sources, translate
+from jaxformer.pipelines import encode_sources, translate_with_details
 from jaxformer.pretrained import Loaded, is_pretrained
 
 _SENTENCES = 5
@@ -41,7 +41,7 @@ def attend(loaded: Loaded, text: str) -> tuple[str, list[AttentionView]]:
     """The best translation of `text`, and its attention: cross, of the encoder, of the decoder."""
     tokenizer, target_tokenizer = loaded.require_tokenizer(), loaded.require_target_tokenizer()
     (source,) = encode_sources(loaded.model, [text], tokenizer, *search_of(loaded))
-    best = translate(loaded, text, details=True)[0]
+    best = translate_with_details(loaded, text)[0]
     inputs = np.array([source]), np.array([[search_of(loaded)[1].bos, *best.ids[:-1]]])
     weights = read_weights(loaded.model, loaded.params, *inputs)
     read = [label(tokenizer, i) for i in source]

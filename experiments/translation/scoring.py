@@ -26,7 +26,7 @@ from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines import find_too_long, translate
+from jaxformer.pipelines import find_too_long, translate_with_details
 from jaxformer.pipelines.translation import source_ids
 from jaxformer.pretrained import Loaded
 from jaxformer.text import metrics
@@ -71,7 +71,7 @@ def evaluate(
     lines, blanked = prepare_sources(loaded, text.source, length)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)
-    translations = translate(loaded, lines, search, details=True)
+    translations = translate_with_details(loaded, lines, search)
     hypotheses = [best[0].text for best in translations]
     scores = score_hypotheses(hypotheses, text.target, language, tokenize, lowercased=lowercased)
     if config is not None:

@@ -24,7 +24,7 @@ from experiments.translation.scoring import describe_too_long, prepare_sources
 from jaxformer import storage
 from jaxformer.config import Count
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pipelines import Translation, translate
+from jaxformer.pipelines import Translation, translate_with_details
 from jaxformer.pretrained import Loaded
 
 
@@ -76,7 +76,7 @@ def main(options: TranslateOptions) -> None:
             lines, numbers = prepare_sources(loaded, lines)
             too_long += [first - 1 + number for number in numbers]
             with display.waiting(f"translating {len(lines):,} lines"):
-                translations = translate(loaded, lines, details=True)
+                translations = translate_with_details(loaded, lines)
             for number, hypotheses in enumerate(translations, start=first):
                 target.write(_format(number, hypotheses, options).encode())
             target.flush()
@@ -94,7 +94,7 @@ def _converse(loaded: Loaded, options: TranslateOptions) -> None:
         (line,), too_long = prepare_sources(loaded, [line])
         if too_long:
             raise DataError(describe_too_long(loaded.model, too_long))
-        print(_format(1, translate(loaded, line, details=True), options), end="")
+        print(_format(1, translate_with_details(loaded, line), options), end="")
         unknown = unknown_words(known, line)
         if unknown:
             print(f"  (not in the training text: {', '.join(unknown)})", file=sys.stderr)

@@ -19,6 +19,7 @@ from jaxformer.decoding.hypotheses import (
     advance_until,
     append_tokens,
     check_batch,
+    check_beams,
     check_logits,
     check_room,
     empty_hypotheses,
@@ -76,7 +77,8 @@ def beam_search(
     `logits_processors` change the log-probabilities, and so the scores, after those of `config`.
     Scores are NaN where the logits are. An eager call compiles its loop: call it inside `jax.jit`.
 
-    Raises `ValueError` for shapes that do not fit, and for a cache with room for fewer tokens.
+    Raises `ValueError` for shapes that do not fit, and for a cache with room for fewer tokens or
+    for another number of beams.
 
     >>> from typing import NamedTuple
     >>> class NoCache(NamedTuple):
@@ -130,6 +132,7 @@ def begin_beams(
     those of `config`. States of one program differ in them, and have equal other settings.
     """
     batch, size, width = len(bos), _size(bos, max_new_tokens, config), config.beam_size
+    check_beams(cache, width)
     none = empty_hypotheses(batch, width, size)
     first = jnp.broadcast_to(jnp.asarray(bos, jnp.int32)[:, None], (batch, width))
     limits = jnp.minimum(jnp.asarray(max_new_tokens, jnp.int32), size)

@@ -103,6 +103,16 @@ def check_room(cache: Any, count: int) -> None:
         cache.check_room(count)
 
 
+def check_beams(cache: Any, beam_size: int) -> None:
+    """Raises `ValueError` for a cache that knows the number of its beams and has another one."""
+    beams = getattr(cache, "num_beams", beam_size)
+    if beams != beam_size:
+        raise ValueError(
+            f"the cache is for num_beams={beams} of a sentence, but beam_size={beam_size}: give "
+            f"num_beams={beam_size} to init_cache"
+        )
+
+
 def largest(values: Int[AnyArray, " B"]) -> int:
     """The largest of `values`, at least 0; they may not be traced, but the caller may be."""
     return int(np.asarray(values).max(initial=0))

@@ -165,6 +165,16 @@ class Cache(struct.PyTreeNode):
         return self.layers[0].max_length
 
     @property
+    def can_truncate(self) -> bool:
+        """Whether the last tokens of a text can be taken back by `truncate`.
+
+        False where a layer's cache of one's own has `can_truncate = False`, such as a recurrent
+        state: `truncate` may then only say the lengths that the texts have, and `complete` reads
+        each prompt without padding.
+        """
+        return all(getattr(layer, "can_truncate", True) for layer in self.layers)
+
+    @property
     def num_beams(self) -> int:
         """W."""
         return 1 if self.beam_ancestors is None else self.beam_ancestors.shape[1]

@@ -244,7 +244,7 @@ class Stack(CheckedModule):
         if self.scan:
             return self.scan_decoding_blocks(x, inputs, cache)
         decode = [block.decode for block in self.blocks]
-        if type(self.blocks[0]) is Block and isinstance(x, Tracer):
+        if all(type(block) is Block for block in self.blocks) and isinstance(x, Tracer):
             decode = traced_once(self.blocks, "decode")
         layers = []
         pairs = cache.encoder_kv or (None,) * self.num_layers

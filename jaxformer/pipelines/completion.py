@@ -5,7 +5,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 from jaxtyping import Int
@@ -21,31 +21,36 @@ from jaxformer.decoding import (
 from jaxformer.decoding.hypotheses import row_values, without_values
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.pipelines.batching import (
-    BATCH_SIZE,
+from jaxformer.pipelines.batching import BATCH_SIZE, pad_right
+from jaxformer.pipelines.decoding_weights import prepare
+from jaxformer.pipelines.inputs import (
     Prompt,
     check_id,
     check_inputs,
-    one_or_many,
-    pad_right,
     suppressed_ids,
     unwrap_single,
 )
 from jaxformer.pipelines.partial_text import PartialText
+from jaxformer.pipelines.prompts import prompt_ids
 from jaxformer.pipelines.reading import (
     NewTexts,
     begin_rows,
+    exact_reading_plan,
     read_prompts,
     reading_plan,
     text_size,
 )
-from jaxformer.pipelines.rows import FOREVER, Search, decode_groups, prepare, run_all
+from jaxformer.pipelines.rows import (
+    FOREVER,
+    STEADY,
+    RowDecoder,
+    decode_all,
+    decode_parts,
+    pace_of_whole_texts,
+)
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency
 from jaxformer.text.tokenizers import Tokenizer
-
-TOKENS_AT_ONCE = 8
-"""The number of tokens between two looks at a text, for its pieces and its stop strings."""
 
 _Setting = SamplingConfig | CompletionOptions
 
@@ -63,21 +68,36 @@ class Completion(NamedTuple):
     """Whether EOS or a stop string ended it, rather than its length."""
 
 
-@one_or_many(str, Completion)
+@overload
+def complete(  # type: ignore[overload-overlap]
+    loaded: Loaded,
+    prompts: str,
+    *settings: _Setting,
+    first_example_id: int = ...,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> str: ...
+@overload
+def complete(
+    loaded: Loaded,
+    prompts: Iterable[Prompt],
+    *settings: _Setting,
+    first_example_id: int = ...,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> list[str]: ...
 def complete(
     loaded: Loaded,
     prompts: str | Iterable[Prompt],
     *settings: _Setting,
-    details: bool = False,
     first_example_id: int = 0,
     logits_processors: Sequence[LogitsProcessor] = (),
     **changes: Any,
 ) -> Any:
     """The continuation of each prompt, or of the one prompt, without the prompt.
 
-    With `details` a `Completion`: its ids and their log-probabilities too. Tokens are drawn as the
-    settings of `loaded` say; a `SamplingConfig` or `CompletionOptions` in `settings` replaces its
-    own, `changes` replace single fields, as in temperature=0.7.
+    Tokens are drawn as the settings of `loaded` say; a `SamplingConfig` or `CompletionOptions` in
+    `settings` replaces its own, `changes` replace single fields, as in temperature=0.7.
 
     `logits_processors` change the logits of each token, after the repetition penalty and before the
     constraints of the settings. A function that is made anew in each call is compiled anew.
@@ -85,7 +105,8 @@ def complete(
     The continuation of prompt i depends on the seed of the settings and on its example id,
     `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
     prompts than they have rows, 64 each, the next takes the row of one that has ended. A text is
-    read as the folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS.
+    read as the folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS. A
+    Ctrl-C ends the call after 8 tokens or a second, except while a program is compiled.
     Raises `DataError` for no prompt, and for an empty one if there is no BOS, `ConfigError` for a
     prompt that does not fit `max_len`, for another model, and for a tokenizer and settings that do
     not fit.
@@ -94,25 +115,58 @@ def complete(
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
     >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
     >>> model = jf.DecoderOnly(config)
-    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
-    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> loaded = jf.Loaded(model, params, tokenizer)
     >>> len(jf.complete(loaded, ["ab", "", "c"], max_new_tokens=3))
     3
-    >>> added = jf.complete(loaded, "ab", max_new_tokens=3, details=True)
+    """
+    found = _complete(loaded, prompts, settings, changes, first_example_id, logits_processors)
+    return unwrap_single(prompts, [completion.text for completion in found])
+
+
+@overload
+def complete_with_details(  # type: ignore[overload-overlap]
+    loaded: Loaded,
+    prompts: str,
+    *settings: _Setting,
+    first_example_id: int = ...,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> Completion: ...
+@overload
+def complete_with_details(
+    loaded: Loaded,
+    prompts: Iterable[Prompt],
+    *settings: _Setting,
+    first_example_id: int = ...,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> list[Completion]: ...
+def complete_with_details(
+    loaded: Loaded,
+    prompts: str | Iterable[Prompt],
+    *settings: _Setting,
+    first_example_id: int = 0,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    **changes: Any,
+) -> Any:
+    """The continuation of each prompt, or of the one prompt, with its ids and log-probabilities.
+
+    Arguments and errors are as in `complete`.
+
+    >>> from jaxformer.text.tokenizers import train_characters
+    >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens
+    >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> added = jf.complete_with_details(loaded, "ab", max_new_tokens=3)
     >>> round(float(jnp.exp(added.log_probs[0])), 3)  # each of the 10 tokens is as likely
     0.1
     """
-    call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
-    step = TOKENS_AT_ONCE if call.options.stop else FOREVER
-    programs = concurrency(call.params)
-    run_all(decode_groups(call.groups(texts), programs, step), programs)
-    if any(np.isnan(text.log_probs).any() for text in texts):
-        warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=2)
-    if not details:
-        return unwrap_single(prompts, [text.text for text in texts])
-    completions = [Completion(text.text, text.ids, text.log_probs, text.ended) for text in texts]
-    return unwrap_single(prompts, completions)
+    found = _complete(loaded, prompts, settings, changes, first_example_id, logits_processors)
+    return unwrap_single(prompts, found)
 
 
 def stream(
@@ -139,34 +193,61 @@ def stream(
     >>> pieces == jf.complete(loaded, ["ab", "c"], max_new_tokens=3)
     True
     """
-    call, texts = _start(loaded, prompts, settings, changes, first_example_id, logits_processors)
-    writing = decode_groups(call.groups(texts), 1, TOKENS_AT_ONCE)
-    pieces = itertools.chain.from_iterable(writing)
-    return ((text.example_id - first_example_id, piece) for text, piece in pieces if piece)
+    call, requests = _begin(loaded, prompts, settings, changes, first_example_id, logits_processors)
+    return _pieces(call, requests)
 
 
-def _start(
+def _pieces(call: "_Call", requests: list["_Request"]) -> Iterator[tuple[int, str]]:
+    for updates_of_part in decode_parts(call.groups(requests), 1, STEADY):
+        for updates in updates_of_part:
+            for number, progress in updates:
+                if progress.piece:
+                    yield number, progress.piece
+
+
+def _complete(
     loaded: Loaded,
     prompts: str | Iterable[Prompt],
     settings: tuple[_Setting, ...],
     changes: dict[str, Any],
     first_example_id: int,
     logits_processors: Sequence[LogitsProcessor],
-) -> tuple["_Call", list[PartialText]]:
-    """The values of the call, and the texts to write."""
+) -> list[Completion]:
+    """The continuation of each prompt."""
+    call, requests = _begin(loaded, prompts, settings, changes, first_example_id, logits_processors)
+    pace = STEADY if call.options.stop else pace_of_whole_texts()
+    found: dict[int, Completion] = {}
+    for number, progress in decode_all(call.groups(requests), concurrency(call.params), pace):
+        if progress.completion is not None:
+            found[number] = progress.completion
+    completions = [found[number] for number in range(len(requests))]
+    if any(np.isnan(completion.log_probs).any() for completion in completions):
+        warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=3)
+    return completions
+
+
+def _begin(
+    loaded: Loaded,
+    prompts: str | Iterable[Prompt],
+    settings: tuple[_Setting, ...],
+    changes: dict[str, Any],
+    first_example_id: int,
+    logits_processors: Sequence[LogitsProcessor],
+) -> tuple["_Call", list["_Request"]]:
+    """The values of the call, and the texts to continue."""
     inputs, tokenizer, _ = check_inputs(loaded, prompts, DecoderOnly)
     config, options = loaded.choose_settings(settings, changes, SamplingConfig, CompletionOptions)
     given = changes.keys() | {field for x in settings for field in vars(x)}
     if "max_new_tokens" in given and "max_length" not in given:  # a folder's counts no more
         options = replace(options, max_length=None)
-    model = loaded.model
-    special, max_len, length = tokenizer.special, model.config.max_len, config.max_new_tokens
+    model, special = loaded.model, tokenizer.special
+    max_len, length = model.config.max_len, config.max_new_tokens
     eos = options.eos
     if eos is None:
         eos = () if special.eos is None else (special.eos,)
     for token in eos:
         check_id("eos", token, model.config.vocab_size)
-    texts, encoded = [], _prompt_ids(inputs, tokenizer)
+    requests, encoded = [], prompt_ids(inputs, tokenizer)
     for i, ids in enumerate(encoded):
         if not ids:
             if special.bos is None:
@@ -188,35 +269,34 @@ def _start(
                 f"max_new_tokens={new}, but max_len={max_len}: shorten it, give a smaller "
                 "max_new_tokens, or give overflow='slide'"
             )
-        number, stop = first_example_id + i, options.stop
-        texts.append(PartialText(number, ids, tokenizer, max_new_tokens=new, eos=eos, stop=stop))
+        requests.append(_Request(ids, new, first_example_id + i))
     config = replace(config, suppress_tokens=suppressed_ids(model.config, tokenizer, config))
     model, params = prepare(model, loaded.params)
-    return _Call(model, params, config, options, eos, tuple(logits_processors)), texts
+    processors = tuple(logits_processors)
+    return _Call(model, params, tokenizer, config, options, eos, processors), requests
 
 
-def _prompt_ids(prompts: Iterable[Prompt], tokenizer: Tokenizer) -> list[list[int]]:
-    """The ids of each prompt; `DataError` for what is neither a text nor ids of tokens."""
-    prompts = list(prompts)
-    texts = iter(tokenizer.encode_inputs([x for x in prompts if isinstance(x, str)]))
-    encoded = []
-    for number, prompt in enumerate(prompts, start=1):
-        try:
-            ids = np.asarray(next(texts) if isinstance(prompt, str) else prompt)
-        except ValueError:  # lists of different lengths
-            ids = np.empty(())
-        if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
-            raise DataError(
-                f"prompt {number} is a {type(prompt).__name__}, but must be a string or a sequence "
-                "of integer ids"
-            )
-        if ids.size and not 0 <= ids.min() <= ids.max() < tokenizer.vocab_size:
-            raise DataError(
-                f"prompt {number} has ids from {ids.min()} to {ids.max()}, but ids are 0 to "
-                f"{tokenizer.vocab_size - 1}"
-            )
-        encoded.append([int(index) for index in ids])
-    return encoded
+class _Request(NamedTuple):
+    """A prompt to continue."""
+
+    prompt: list[int]
+    """Its ids."""
+    max_new_tokens: int
+    """The most tokens that are added."""
+    example_id: int
+    """The number that its random numbers depend on."""
+
+    @property
+    def length(self) -> int:
+        """The most tokens of the prompt and its continuation."""
+        return len(self.prompt) + self.max_new_tokens
+
+
+class _Progress(NamedTuple):
+    """The text that a piece of decoding has added, and the continuation once it has ended."""
+
+    piece: str
+    completion: Completion | None
 
 
 class _Call(NamedTuple):
@@ -224,81 +304,144 @@ class _Call(NamedTuple):
 
     model: DecoderOnly
     params: Any
+    tokenizer: Tokenizer
     config: SamplingConfig
     options: CompletionOptions
     eos: tuple[int, ...]
     logits_processors: tuple[LogitsProcessor, ...]
 
     def groups(
-        self, texts: list[PartialText]
-    ) -> Iterator[tuple[list[PartialText], Callable[[int], "_Search"]]]:
-        """The texts of each size, and a function that makes the search of some of them."""
-        sizes = [text_size(len(text.prompt) + text.max_new_tokens) for text in texts]
-        for size in sorted(set(sizes)):
-            group = [text for text, other in zip(texts, sizes, strict=True) if other == size]
+        self, requests: Sequence[_Request]
+    ) -> Iterator[tuple[list[tuple[int, _Request]], Callable[[int], "_PromptDecoder"]]]:
+        """Numbered requests of each padded length, and a function that makes their decoder."""
+        by_size: dict[int, list[tuple[int, _Request]]] = {}
+        for number, request in enumerate(requests):
+            by_size.setdefault(text_size(request.length), []).append((number, request))
+        for size, group in sorted(by_size.items()):
             # Prompts that enter together are of similar length.
-            group.sort(key=lambda text: len(text.prompt))
-            yield group, partial(_Search, self, group, size)
+            group.sort(key=lambda numbered: len(numbered[1].prompt))
+            yield group, partial(_PromptDecoder, self, [request for _, request in group], size)
 
-    def round(self, text: PartialText) -> tuple[int, int]:
-        """How many tokens `text` sees when it enters, and how many it may then get.
+    def start(self, request: _Request) -> PartialText:
+        """The continuation of `request`, which is empty."""
+        return PartialText(
+            request.example_id,
+            request.prompt,
+            self.tokenizer,
+            max_new_tokens=request.max_new_tokens,
+            eos=self.eos,
+            stop=self.options.stop,
+        )
+
+    def round(self, prompt_length: int, max_new_tokens: int) -> tuple[int, int]:
+        """How many tokens a text sees when it enters, and how many it may then get.
 
         A text that does not fit slides: it sees its last tokens, beside room for max_len // 2.
         """
-        max_len, new = self.model.config.max_len, text.max_new_tokens
-        if len(text.prompt) + new <= max_len:
-            return max_len, new
+        max_len = self.model.config.max_len
+        if prompt_length + max_new_tokens <= max_len:
+            return max_len, max_new_tokens
         half = max(1, max_len // 2)
         return max(1, max_len - half), half
 
 
-class _Search(Search[PartialText]):
-    """The search of `count` of the `texts`, each of at most `size` tokens."""
+class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
+    """Continues `count` of the `requests`, each of at most `size` tokens."""
 
-    def __init__(self, call: _Call, texts: Sequence[PartialText], size: int, count: int) -> None:
-        max_len = call.model.config.max_len
-        self.call, self.size, self.room = call, size, min(size, max_len)
-        static: Any = {
+    def __init__(self, call: _Call, requests: Sequence[_Request], size: int, count: int) -> None:
+        self.call, self.size = call, size
+        self.room = min(size, call.model.config.max_len)
+        static: dict[str, Any] = {
             "config": replace(without_values(call.config), max_new_tokens=size),
             "eos": call.eos,
             "logits_processors": call.logits_processors,
+            "cache_length": self.room,
         }
-        begin = partial(begin_rows, call.model, cache_length=self.room, **static)
+        begin = partial(begin_rows, call.model, **static)
         super().__init__(call.model, call.params, count, BATCH_SIZE, begin, sample_more)
-        rounds = [call.round(text) for text in texts]
-        counts = {len(text.context(seen)) for text, (seen, _) in zip(texts, rounds, strict=True)}
-        if slides := [seen for seen, _ in rounds if seen < max_len]:
-            counts = {*range(min(counts), max(slides) + 1)}
-        plans = [reading_plan(count - 1, self.room) for count in counts]
+        self.reads_padding: bool = getattr(self.state.cache, "can_truncate", True)
         rows = np.zeros(self.entering, np.int32)
-        some = rows, self.new_texts(texts[:1])[0]
-        self.parts: dict[tuple[int, bool], Any] = {}  # by the width, and whether others come before
-        for width, later in sorted({(width, start > 0) for plan in plans for start, width in plan}):
+        new, _ = self._new_texts([call.start(requests[0])])
+        # By the width, and whether other parts come before.
+        self.parts: dict[tuple[int, bool], Callable[..., Any]] = {}
+        for width, later in self._kinds_of_parts(requests):
             part = np.zeros((len(rows), width), np.int32), np.int32(0) if later else None
-            self.parts[width, later] = self.compile(read_prompts, *some, *part, **static)
+            self.parts[width, later] = self.compile(read_prompts, rows, new, *part, **static)
+
+    def start(self, request: _Request) -> PartialText:
+        """The continuation of `request`, which is empty."""
+        return self.call.start(request)
+
+    def count_together(self, texts: Sequence[PartialText]) -> int:
+        """All of `texts`; without padding as many as have contexts of one length."""
+        if self.reads_padding:
+            return len(texts)
+        lengths = [len(self._context(text)) for text in texts]
+        same = itertools.takewhile(lambda length: length == lengths[0], lengths)
+        return len(list(same))
 
     def enter(
         self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[PartialText]
-    ) -> SampleState:
+    ) -> Iterator[SampleState]:
         """Reads the contexts of the texts, part by part."""
-        new, tokens = self.new_texts(texts)
+        new, tokens = self._new_texts(texts)
         tokens = np.pad(tokens, ((0, 0), (0, max(0, self.room - tokens.shape[1]))))
-        for start, width in reading_plan(int(new.context.max()), self.room):
+        for start, width in self._plan(int(new.context.max())):
             part, place = tokens[:, start : start + width], np.int32(start) if start else None
             state = self.parts[width, start > 0](state, rows, new, part, place)
-        return state
+            yield state
 
-    def new_texts(self, texts: Sequence[PartialText]) -> tuple[NewTexts, Int[np.ndarray, "K T"]]:
+    def results(self, state: SampleState) -> Any:
+        """The numbers of tokens, the tokens and their log-probabilities."""
+        numbers = state.prompt_lengths, state.starts, state.lengths
+        return *numbers, state.history, state.log_probs
+
+    def take(self, text: PartialText, row: Any, stopped: bool) -> _Progress:
+        """Adds the new tokens to `text`."""
+        prompt_length, start, length, history, log_probs = row
+        piece = ""
+        for place in range(prompt_length + len(text.ids), length):
+            if not text.done:
+                text.log_probs.append(float(log_probs[place - start]))
+                piece += text.add(int(history[place]))
+        if not text.done:
+            return _Progress(piece, None)
+        return _Progress(piece, Completion(text.text, text.ids, text.log_probs, text.ended))
+
+    def _plan(self, count: int) -> list[tuple[int, int]]:
+        """(start, width) of the parts in which contexts of up to `count` tokens are read."""
+        if self.reads_padding:
+            return reading_plan(count, self.room, self.entering)
+        return exact_reading_plan(count, self.entering)
+
+    def _kinds_of_parts(self, requests: Sequence[_Request]) -> list[tuple[int, bool]]:
+        """The widths of the parts that are read, each with whether others come before."""
+        max_len = self.call.model.config.max_len
+        rounds = [self.call.round(len(x.prompt), x.max_new_tokens) for x in requests]
+        counts = {
+            min(len(request.prompt), seen)
+            for request, (seen, _) in zip(requests, rounds, strict=True)
+        }
+        if slides := [seen for seen, _ in rounds if seen < max_len]:
+            counts = {*range(min(counts), max(slides) + 1)}
+        plans = [self._plan(count - 1) for count in counts]
+        return sorted({(width, start > 0) for plan in plans for start, width in plan})
+
+    def _context(self, text: PartialText) -> list[int]:
+        """The tokens that `text` sees when it enters."""
+        seen, _ = self.call.round(len(text.prompt), text.max_new_tokens)
+        return text.context(seen)
+
+    def _new_texts(self, texts: Sequence[PartialText]) -> tuple[NewTexts, Int[np.ndarray, "K T"]]:
         """`texts` that enter, and the tokens before the last one that each of them sees."""
         count, call = self.entering, self.call
         texts = [*texts, *[texts[0]] * (count - len(texts))]
-        rounds = [call.round(text) for text in texts]
-        contexts = [text.context(seen) for text, (seen, _) in zip(texts, rounds, strict=True)]
+        contexts = [self._context(text) for text in texts]
         wholes = [text.prompt + text.ids for text in texts]
-        limits = [
-            len(text.ids) + min(text.left, new)
-            for text, (_, new) in zip(texts, rounds, strict=True)
-        ]
+        limits = []
+        for text in texts:
+            _, new = call.round(len(text.prompt), text.max_new_tokens)
+            limits.append(len(text.ids) + min(text.left, new))
 
         def column(values: Iterable[int]) -> Int[np.ndarray, " K"]:
             return np.array([*values], np.int32)
@@ -314,20 +457,5 @@ class _Search(Search[PartialText]):
         values, context = row_values(call.config, count), column(map(len, contexts)) - 1
         missing = call.options.min_length - column(len(text.prompt) for text in texts)
         values["min_new_tokens"] = np.maximum(values["min_new_tokens"], missing)
-        new = NewTexts(prompts, context, values, np.uint32(call.options.seed))
-        return new, pad_right([ids[:-1] for ids in contexts], count, int(context.max()))
-
-    def results(self, state: SampleState) -> Any:
-        """The numbers of tokens, the tokens and their log-probabilities."""
-        numbers = state.prompt_lengths, state.starts, state.lengths
-        return *numbers, state.history, state.log_probs
-
-    def take(self, text: PartialText, row: Any, stopped: bool) -> tuple[PartialText, str]:
-        """Adds the new tokens to `text`; the text that they add."""
-        prompt_length, start, length, history, log_probs = row
-        piece = ""
-        for place in range(prompt_length + len(text.ids), length):
-            if not text.done:
-                text.log_probs.append(float(log_probs[place - start]))
-                piece += text.add(int(history[place]))
-        return text, piece
+        new_texts = NewTexts(prompts, context, values, np.uint32(call.options.seed))
+        return new_texts, pad_right([ids[:-1] for ids in contexts], count, int(context.max()))

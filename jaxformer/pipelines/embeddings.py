@@ -14,18 +14,17 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pipelines.batching import (
+from jaxformer.pipelines.batching import next_power_of_two, pad_with_mask
+from jaxformer.pipelines.inputs import (
     Texts,
     bos_eos,
     check_inputs,
     check_lengths,
     check_texts,
-    next_power_of_two,
-    pad_with_mask,
-    run_divided,
     unwrap_single,
     unwrapped,
 )
+from jaxformer.pipelines.pieces import place_params, run_divided
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.pretrained.sentence_modules import SentenceOptions
 from jaxformer.text.tokenizers import Template, Tokenizer
@@ -46,56 +45,27 @@ class TextEmbeddings(NamedTuple):
     contextual: Float[np.ndarray, "T D"]
     """Each token's last hidden state, which depends on the text."""
     vector: Float[np.ndarray, " D_out"]
-    """The text's vector, as `embed` gives it without `details`."""
+    """The text's vector, as `embed` gives it."""
 
 
-@overload
-def embed(
-    loaded: Loaded,
-    texts: str | Texts,
-    *,
-    pooling: Pooling | None = ...,
-    prompt: str | None = ...,
-    details: Literal[False] = ...,
-) -> Float[np.ndarray, "*texts D_out"]: ...
-@overload
-def embed(  # type: ignore[overload-overlap]
-    loaded: Loaded,
-    texts: str,
-    *,
-    pooling: Pooling | None = ...,
-    prompt: str | None = ...,
-    details: Literal[True],
-) -> TextEmbeddings: ...
-@overload
-def embed(
-    loaded: Loaded,
-    texts: Texts,
-    *,
-    pooling: Pooling | None = ...,
-    prompt: str | None = ...,
-    details: Literal[True],
-) -> list[TextEmbeddings]: ...
 def embed(
     loaded: Loaded,
     texts: str | Texts,
     *,
     pooling: Pooling | None = None,
     prompt: str | None = None,
-    details: bool = False,
-) -> Any:
+) -> Float[np.ndarray, "*texts D_out"]:
     """The vector [D] of the one text or the vectors [n, D] of n texts.
 
     A folder of sentence-transformers (with modules.json) gives that library's vectors: its pooling,
     dense layers and division by the length, its `prompt` by name before each text, and only the
     first `max_seq_length` tokens of a long text, with a warning. Of another model a text's vector
-    is the mean of those of its tokens, special tokens among them, or what `pooling` says, by
+    is the mean of the vectors of its tokens, special tokens among them, or what `pooling` says, by
     sentence-transformers' names: the first token (cls), the last one, the largest numbers, ...
 
-    With `details` also the learned and the contextual vectors of each text's tokens. Raises
-    `DataError` for no text, a text without tokens or with more than `max_len`, `ConfigError` for
-    another model, for a tokenizer that does not fit it, for an unknown prompt and for modules that
-    are not supported.
+    Raises `DataError` for no text, a text without tokens or with more than `max_len`, `ConfigError`
+    for another model, for a tokenizer that does not fit it, for an unknown prompt and for modules
+    that are not supported.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> tokenizer = train_words(["a rose is a rose"], 10)
@@ -105,7 +75,42 @@ def embed(
     >>> loaded = jf.Loaded(model, params, tokenizer)
     >>> jf.embed(loaded, "a rose").shape, jf.embed(loaded, ["a rose", "a", "rose"]).shape
     ((8,), (3, 8))
-    >>> text = jf.embed(loaded, "a rose is a rose", details=True)
+    """
+    rows, skipped, _, options = _read_texts(loaded, texts, pooling, prompt)
+    params = place_params(loaded.params)
+    vectors: list[Any] = [None] * len(rows)
+    for chosen, arrays in _batches_of_arrays(rows, skipped, loaded.model.config.max_len):
+        pooled = run_divided(params, _text_vectors, loaded.model, *arrays, pooling=options.pooling)
+        for row, i in enumerate(chosen):
+            vectors[i] = pooled[row]
+    return unwrap_single(texts, _apply_layers(vectors, options))
+
+
+@overload
+def embed_with_details(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, pooling: Pooling | None = ..., prompt: str | None = ...
+) -> TextEmbeddings: ...
+@overload
+def embed_with_details(
+    loaded: Loaded, texts: Texts, *, pooling: Pooling | None = ..., prompt: str | None = ...
+) -> list[TextEmbeddings]: ...
+def embed_with_details(
+    loaded: Loaded,
+    texts: str | Texts,
+    *,
+    pooling: Pooling | None = None,
+    prompt: str | None = None,
+) -> Any:
+    """The vector of each text, or of the one text, with the vectors of its tokens.
+
+    Arguments and errors are as in `embed`.
+
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> tokenizer = train_words(["a rose is a rose"], 10)
+    >>> config = jf.TransformerConfig(10, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> text = jf.embed_with_details(jf.Loaded(model, params, tokenizer), "a rose is a rose")
     >>> text.tokens, text.contextual.shape
     ([' a', ' rose', ' is', ' a', ' rose'], (5, 8))
     >>> bool((text.learned[1] == text.learned[4]).all())  # one vector for each word
@@ -113,36 +118,63 @@ def embed(
     >>> bool((text.contextual[1] == text.contextual[4]).all())  # other words come before it
     False
     """
+    rows, skipped, tokenizer, options = _read_texts(loaded, texts, pooling, prompt)
+    params = place_params(loaded.params)
+    vectors: list[Any] = [None] * len(rows)
+    learned, contextual = vectors.copy(), vectors.copy()
+    for chosen, arrays in _batches_of_arrays(rows, skipped, loaded.model.config.max_len):
+        pooled, of_table, of_context = run_divided(
+            params, _text_and_token_vectors, loaded.model, *arrays, pooling=options.pooling
+        )
+        for row, i in enumerate(chosen):
+            vectors[i] = pooled[row]
+            learned[i] = of_table[row, : len(rows[i])]
+            contextual[i] = of_context[row, : len(rows[i])]
+    results = [
+        TextEmbeddings([tokenizer.token(index) for index in ids], *vectors_of_text)
+        for ids, *vectors_of_text in zip(
+            rows, learned, contextual, _apply_layers(vectors, options), strict=True
+        )
+    ]
+    return unwrap_single(texts, results)
+
+
+def _read_texts(
+    loaded: Loaded, texts: str | Texts, pooling: Pooling | None, prompt: str | None
+) -> tuple[list[list[int]], int, Tokenizer, SentenceOptions]:
+    """The ids of each text, how many first ones are not pooled, the tokenizer, the options."""
     lines, tokenizer, _ = check_inputs(loaded, texts, MaskedLanguageModel, EncoderOnly, DecoderOnly)
-    asked = {"pooling": pooling and (pooling,), "prompt": prompt}
-    changes = {name: value for name, value in asked.items() if value is not None}
+    changes: dict[str, Any] = {}
+    if pooling is not None:
+        changes["pooling"] = (pooling,)
+    if prompt is not None:
+        changes["prompt"] = prompt
     (options,) = loaded.choose_settings((), changes, SentenceOptions)
-    model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
-    causal = isinstance(unwrapped(model), DecoderOnly)
-    template = tokenizer.template or (Template() if causal else bos_eos(tokenizer))
+    template = tokenizer.template
+    if template is None:
+        causal = isinstance(unwrapped(loaded.model), DecoderOnly)
+        template = Template() if causal else bos_eos(tokenizer)
     rows, skipped = _input_ids(check_texts(lines), tokenizer, options, template)
-    check_lengths(rows, max_len)
-    static = {"pooling": options.pooling, "details": details}
-    pooled: list[Any] = [None] * len(rows)
-    of_tokens: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+    check_lengths(rows, loaded.model.config.max_len)
+    return rows, skipped, tokenizer, options
+
+
+def _apply_layers(vectors: list[Any], options: SentenceOptions) -> Float[np.ndarray, "n D_out"]:
+    """The texts' vectors after the folder's further modules."""
+    stacked = np.stack(vectors)
+    for layer in options.layers:
+        stacked = layer(stacked)
+    return stacked
+
+
+def _batches_of_arrays(
+    rows: list[list[int]], skipped: int, max_len: int
+) -> Iterator[tuple[list[int], tuple[np.ndarray, np.ndarray, np.ndarray]]]:
+    """The indices of a batch's texts; their ids, and where they are real and where pooled."""
     for chosen, size in _batches([len(ids) for ids in rows], max_len):
         batch = next_power_of_two(len(chosen))
         tokens, real = pad_with_mask([rows[i] for i in chosen], batch, size)
-        arrays = tokens, real, real & (np.arange(size) >= skipped)
-        vectors, *both = run_divided(params, _vectors, model, *arrays, **static)
-        for row, i in enumerate(chosen):
-            pooled[i] = vectors[row]
-            of_tokens[i] = tuple(leaf[row, : len(rows[i])] for leaf in both)
-    vectors = np.stack(pooled)
-    for layer in options.layers:
-        vectors = layer(vectors)
-    if not details:
-        return unwrap_single(texts, vectors)
-    results = []
-    for i, ids in enumerate(rows):
-        names = [tokenizer.token(index) for index in ids]
-        results.append(TextEmbeddings(names, *of_tokens[i], vectors[i]))
-    return unwrap_single(texts, results)
+        yield chosen, (tokens, real, real & (np.arange(size) >= skipped))
 
 
 def _batches(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]:
@@ -183,7 +215,7 @@ def _input_ids(
         warnings.warn(
             f"{long} of {len(rows)} texts have more than the {most} tokens that the folder's "
             "max_seq_length allows: the rest of them is not read",
-            stacklevel=3,
+            stacklevel=4,
         )
         kept = max(most - len(template.last), len(template.first))
         rows = [ids if len(ids) <= most else [*ids[:kept], *template.last] for ids in rows]
@@ -195,8 +227,8 @@ def _input_ids(
     return rows, len(template.first) + len(tokenizer.encode(before))
 
 
-@partial(jax.jit, static_argnames=("model", "pooling", "details"))
-def _vectors(
+@partial(jax.jit, static_argnames=("model", "pooling"))
+def _text_vectors(
     model: nn.Module,
     params: Any,
     tokens: Int[Array, "B T"],
@@ -204,9 +236,31 @@ def _vectors(
     counted: Bool[Array, "B T"],
     *,
     pooling: tuple[str, ...],
-    details: bool,
-) -> tuple[Float[Array, "..."], ...]:
-    """The pooled vectors; with `details` the learned and the contextual ones of tokens; float32."""
+) -> Float[Array, "B D_out"]:
+    """The pooled vectors of texts."""
+    _, hidden = _token_vectors(model, params, tokens, real)
+    return _pool_by(hidden, counted, pooling)
+
+
+@partial(jax.jit, static_argnames=("model", "pooling"))
+def _text_and_token_vectors(
+    model: nn.Module,
+    params: Any,
+    tokens: Int[Array, "B T"],
+    real: Bool[Array, "B T"],
+    counted: Bool[Array, "B T"],
+    *,
+    pooling: tuple[str, ...],
+) -> tuple[Float[Array, "B D_out"], Float[Array, "B T D"], Float[Array, "B T D"]]:
+    """The pooled vectors of texts, the learned and the contextual ones of their tokens."""
+    learned, hidden = _token_vectors(model, params, tokens, real)
+    return _pool_by(hidden, counted, pooling), learned, hidden
+
+
+def _token_vectors(
+    model: nn.Module, params: Any, tokens: Int[Array, "B T"], real: Bool[Array, "B T"]
+) -> tuple[Float[Array, "B T D"], Float[Array, "B T D"]]:
+    """The learned and the contextual vectors of tokens, in float32."""
 
     def read(module):
         if isinstance(module, DecoderOnly):
@@ -214,10 +268,16 @@ def _vectors(
         encoder = module.encoder if isinstance(module, MaskedLanguageModel) else module
         return encoder.embedding(tokens), encoder(tokens, real).hidden
 
-    vectors = model.apply({"params": params}, method=read)
-    learned, hidden = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), vectors)
-    pooled = jnp.concatenate([_pool(hidden, counted, mode) for mode in pooling], axis=-1)
-    return (pooled, learned, hidden) if details else (pooled,)
+    vectors: Any = model.apply({"params": params}, method=read)
+    learned, hidden = vectors
+    return learned.astype(jnp.float32), hidden.astype(jnp.float32)
+
+
+def _pool_by(
+    hidden: Float[Array, "B T D"], counted: Bool[Array, "B T"], pooling: tuple[str, ...]
+) -> Float[Array, "B D_out"]:
+    """The vectors of texts by each mode of `pooling`, one beside the other."""
+    return jnp.concatenate([_pool(hidden, counted, mode) for mode in pooling], axis=-1)
 
 
 def _pool(

@@ -91,6 +91,16 @@ class EnsembleCache(struct.PyTreeNode):
 
     members: Cache
 
+    @property
+    def can_truncate(self) -> bool:
+        """As in `Cache`."""
+        return self.members.can_truncate
+
+    @property
+    def num_beams(self) -> int:
+        """W."""
+        return self.members.num_beams
+
     def reorder_beams(self, parents: Int[Array, "B W2"]) -> "EnsembleCache":
         """The cache in which beam w of each member continues beam `parents[b, w]`."""
         reorder: Callable[[Cache], Cache] = jax.vmap(

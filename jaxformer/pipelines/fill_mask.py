@@ -1,7 +1,7 @@
 """Predictions of the tokens behind the masks of a text."""
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax
 import numpy as np
@@ -10,20 +10,21 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.errors import DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pipelines.batching import (
+    group_by_length,
+    next_power_of_two,
+    pad_right,
+    pad_with_mask,
+)
+from jaxformer.pipelines.inputs import (
     Texts,
     bos_eos,
     check_count,
     check_inputs,
     check_lengths,
     check_texts,
-    group_by_length,
-    next_power_of_two,
-    one_or_many,
-    pad_right,
-    pad_with_mask,
-    run_divided,
     unwrap_single,
 )
+from jaxformer.pipelines.pieces import place_params, run_divided
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -39,11 +40,12 @@ class MaskPrediction(NamedTuple):
     """Its probability."""
 
 
-@one_or_many(str, list[list[MaskPrediction]])
-def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bool = False) -> Any:
+@overload
+def fill_mask(loaded: Loaded, texts: str) -> str: ...  # type: ignore[overload-overlap]
+@overload
+def fill_mask(loaded: Loaded, texts: Texts) -> list[str]: ...
+def fill_mask(loaded: Loaded, texts: str | Texts) -> Any:
     """Each text, or the one text, with the text of the most likely token in place of each mask.
-
-    With `details` the `count` most likely tokens for each mask of a text, best first.
 
     A mask is written as the vocabulary's mask token, "<mask>" or "[MASK]", and stands for one
     token. Spaces that the vocabulary's mask takes with it are no tokens. Raises `DataError` for no
@@ -54,16 +56,51 @@ def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bo
     >>> tokenizer = train_words(["a rose is a rose"], 10, special_tokens=MASKED_SPECIAL_TOKENS)
     >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.MaskedLanguageModel(config)
+    >>> params = jax.jit(model.init)(jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> filled = jf.fill_mask(jf.Loaded(model, params, tokenizer), "a <mask> is")
+    >>> filled.startswith("a "), filled.endswith(" is")
+    (True, True)
+    """
+    lines, predictions, mask = _predict_masks(loaded, texts, count=1)
+    filled = [_filled(*each, mask) for each in zip(lines, predictions, strict=True)]
+    return unwrap_single(texts, filled)
+
+
+@overload
+def fill_mask_with_details(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, count: int = ...
+) -> list[list[MaskPrediction]]: ...
+@overload
+def fill_mask_with_details(
+    loaded: Loaded, texts: Texts, *, count: int = ...
+) -> list[list[list[MaskPrediction]]]: ...
+def fill_mask_with_details(loaded: Loaded, texts: str | Texts, *, count: int = 5) -> Any:
+    """The `count` most likely tokens for each mask of each text, or of the one text, best first.
+
+    Masks and errors are as in `fill_mask`.
+
+    >>> from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_words
+    >>> tokenizer = train_words(["a rose is a rose"], 10, special_tokens=MASKED_SPECIAL_TOKENS)
+    >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
+    >>> model = jf.MaskedLanguageModel(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
     >>> loaded = jf.Loaded(model, params, tokenizer)
-    >>> ((best, *others),) = jf.fill_mask(loaded, "a <mask> is", details=True)
+    >>> ((best, *others),) = jf.fill_mask_with_details(loaded, "a <mask> is")
     >>> round(best.probability, 4), len(others)  # each of the 8 tokens is as likely
     (0.125, 4)
     """
+    _, predictions, _ = _predict_masks(loaded, texts, count)
+    return unwrap_single(texts, predictions)
+
+
+def _predict_masks(
+    loaded: Loaded, texts: str | Texts, count: int
+) -> tuple[list[str], list[list[list[MaskPrediction]]], str]:
+    """The texts, the `count` best tokens for each mask of each of them, and the mask's name."""
     lines, tokenizer, _ = check_inputs(loaded, texts, MaskedLanguageModel)
     check_texts(lines)
-    model, params = loaded.model, loaded.params
+    model, params = loaded.model, place_params(loaded.params)
     max_len = model.config.max_len
     check_count("count", count)
     mask = _mask_id(tokenizer)
@@ -89,12 +126,7 @@ def fill_mask(loaded: Loaded, texts: str | Texts, *, count: int = 5, details: bo
                 _predictions(predicted[row, k], probabilities[row, k], tokenizer)
                 for k in range(len(positions[i]))
             ]
-    if not details:
-        name = tokenizer.token(mask)
-        return unwrap_single(
-            texts, [_filled(*each, name) for each in zip(lines, results, strict=True)]
-        )
-    return unwrap_single(texts, results)
+    return lines, results, tokenizer.token(mask)
 
 
 @partial(jax.jit, static_argnames=("model", "count", "known"))

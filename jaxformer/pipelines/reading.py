@@ -23,8 +23,11 @@ from jaxformer.ops.masks import AnyArray
 from jaxformer.pipelines.batching import next_power_of_two
 from jaxformer.pipelines.placement import divide_rows, placed
 
-# The tokens of a prompt that are read together, and those that are left where they begin to pay.
+# A width is read where more tokens than this are left: about three quarters of it.
 _WIDTHS = {1024: 768, 256: 192, 64: 48, 16: 0}
+_EXACT_WIDTHS = (1024, 256, 64, 16, 4, 1)
+# The most tokens of all texts in a part, after which an interrupt ends the call.
+_PART_TOKENS = 2048
 
 
 class NewTexts(NamedTuple):
@@ -38,7 +41,7 @@ class NewTexts(NamedTuple):
 
 @partial(
     jax.jit,
-    static_argnames=("model", "config", "eos", "logits_processors"),
+    static_argnames=("model", "config", "eos", "logits_processors", "cache_length"),
     donate_argnames="state",
 )
 def read_prompts(
@@ -53,19 +56,26 @@ def read_prompts(
     config: SamplingConfig,
     eos: tuple[int, ...],
     logits_processors: tuple[LogitsProcessor, ...],
+    cache_length: int,
 ) -> SampleState:
     """`state` with `new` in `rows`, after the tokens of their contexts from `start` on are read.
 
-    Called for one part of the contexts after the other; those of earlier parts are kept. `start`
-    is None for the first part, whose place is known while tracing: flash attention reads it.
+    Called for one part of the contexts after the other; the tokens of earlier parts are kept.
+    `start` is None for the first part, which begins with an empty cache; its place is known while
+    tracing: flash attention reads it.
     """
     new, tokens = divide_rows((new, tokens), len(rows))
-    cache: Any = divide_rows(take_rows(state.cache, rows), len(rows))
-    if start is None:  # what an earlier text has left is masked, but NaN would not be
-        cache = jax.tree.map(jnp.zeros_like, cache)
-    cache = cache.truncate(0 if start is None else start)
-    # Nothing uses these logits, so the compiler leaves them out.
-    _, cache = model.apply({"params": params}, tokens[:, None], cache, method="decode_step")
+    variables = {"params": params}
+    cache: Any
+    if start is None:
+        cache = model.apply(variables, len(rows), max_length=cache_length, method="init_cache")
+        cache = cache.truncate(jnp.zeros(len(rows), jnp.int32))
+    else:
+        cache = take_rows(state.cache, rows)
+    cache = divide_rows(cache, len(rows)).truncate(0 if start is None else start)
+    if tokens.shape[1]:
+        # Nothing uses these logits, so the compiler leaves them out.
+        _, cache = model.apply(variables, tokens[:, None], cache, method="decode_step")
     cache, rng = cache.truncate(new.context), jax.random.key(new.seed)
     static: Any = {"eos": eos, "logits_processors": logits_processors}
     begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, **static)
@@ -98,13 +108,16 @@ def text_size(length: int) -> int:
     return size * 3 // 4 if 64 < length <= size * 3 // 4 else size
 
 
-def reading_plan(count: int, room: int) -> list[tuple[int, int]]:
+def reading_plan(count: int, room: int, texts: int = 1) -> list[tuple[int, int]]:
     """(start, width) of the parts in which `count` tokens are read into `room` slots.
+
+    So many `texts` are read together. The last part may be padded.
 
     >>> reading_plan(70, 128), reading_plan(20, 29)  # the last part begins where it fits
     ([(0, 64), (64, 16)], [(0, 16), (13, 16)])
     """
-    widths = {width: least for width, least in _WIDTHS.items() if width <= room} or {room: 0}
+    most = min(room, _widest(texts))
+    widths = {width: least for width, least in _WIDTHS.items() if width <= most} or {room: 0}
     plan: list[tuple[int, int]] = []
     start = 0
     while not plan or start < count:
@@ -112,3 +125,24 @@ def reading_plan(count: int, room: int) -> list[tuple[int, int]]:
         plan.append((min(start, room - width), width))
         start += width
     return plan
+
+
+def exact_reading_plan(count: int, texts: int = 1) -> list[tuple[int, int]]:
+    """(start, width) of the parts in which `count` tokens are read without padding.
+
+    >>> exact_reading_plan(21), exact_reading_plan(0)
+    ([(0, 16), (16, 4), (20, 1)], [(0, 0)])
+    """
+    most = _widest(texts)
+    plan: list[tuple[int, int]] = []
+    start = 0
+    while start < count:
+        width = next(width for width in _EXACT_WIDTHS if width <= min(most, count - start))
+        plan.append((start, width))
+        start += width
+    return plan or [(0, 0)]
+
+
+def _widest(texts: int) -> int:
+    """The widest part in which so many texts are read together."""
+    return max(min(_WIDTHS), _PART_TOKENS // texts)

@@ -1,8 +1,14 @@
-"""Decoding in the rows of a batch: when a text has ended, the next one takes its row."""
+"""Decoding in the rows of a batch: when a text has ended, the next one takes its row.
 
+The texts of a call are decoded in pieces of some tokens, each a run of a compiled program. Between
+two pieces, texts that have ended leave their rows, others enter, and a Ctrl-C ends the call.
+"""
+
+import itertools
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -12,19 +18,18 @@ import numpy as np
 from jaxtyping import Array, Bool, Int
 
 from jaxformer.distributed import Strategy, strategy_of
-from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecodingModel
-from jaxformer.nn.rounded_parameters import rounded_matrices
-from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.masks import AnyArray
-from jaxformer.pipelines.batching import compile_piece, make_step_fn
-from jaxformer.pipelines.ensemble import Ensemble
+from jaxformer.pipelines.pieces import compile_piece, only_on
 from jaxformer.pipelines.placement import placed, shardings
-from jaxformer.runtime import concurrently
-from jaxformer.training.parameters import flatten, map_with_path
+from jaxformer.pipelines.step_fn import make_step_fn
+from jaxformer.runtime import collect_concurrently
 
 FOREVER = np.iinfo(np.int32).max
 """A number of tokens that no text reaches."""
+
+_FEWEST = 8
+_TOGETHER = 64
 
 
 class Text(Protocol):
@@ -33,16 +38,50 @@ class Text(Protocol):
     done: bool
 
 
+_Request = TypeVar("_Request")
 _Text = TypeVar("_Text", bound=Text)
+_Update = TypeVar("_Update")
 
 
-class Search(Generic[_Text]):
-    """A search in R = `rows` rows of a batch, in compiled pieces; up to `entering` texts enter it
-    together.
+@dataclass(frozen=True)
+class Pace:
+    """The number of tokens in a piece, and whether pieces become longer."""
 
-    `begin(params=params, rows=rows)` is the shape of its state, `more` is `sample_more` or
-    `beam_more`. A search of texts of a kind says how they enter, what is read, and what of it a
-    text takes. The rows are for `count` texts, at most `most`.
+    tokens: int = _FEWEST
+    seconds: float = 0.0
+    """Pieces grow until one takes at least half as long, and shrink where it takes longer; 0: all
+    have as many `tokens`."""
+
+    def after(self, elapsed: float) -> "Pace":
+        """The pace after a piece that took `elapsed` seconds."""
+        if elapsed < self.seconds / 2:
+            return replace(self, tokens=min(2 * self.tokens, FOREVER))
+        if self.tokens > _FEWEST and elapsed > self.seconds > 0:
+            return replace(self, tokens=self.tokens // 2)
+        return self
+
+
+STEADY = Pace()
+"""Pieces of 8 tokens: texts are shown while they are written, or end at stop strings."""
+
+
+def pace_of_whole_texts() -> Pace:
+    """The pace where nobody reads a text before its end: pieces of about a second.
+
+    Several processes run one program, so all pieces have the same length there.
+    """
+    if jax.process_count() > 1:
+        return Pace(_TOGETHER)
+    return Pace(seconds=1.0)
+
+
+class RowDecoder(Generic[_Request, _Text, _Update]):
+    """Decodes texts in R = `rows` rows of a batch; up to `entering` of them enter it together.
+
+    A subclass implements `start`, `enter`, `results` and `take`.
+
+    `begin(params=params, rows=rows)` is the shape of the state, `more` is `sample_more` or
+    `beam_more`. The rows are for `count` texts, at most `most`.
     """
 
     def __init__(
@@ -68,67 +107,102 @@ class Search(Generic[_Text]):
         """The piece `jitted` as a function of the state and `arrays`."""
         return compile_piece(self.model, self.params, jitted, self.state, *arrays, **static)
 
-    def enter(self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[_Text]) -> Any:
-        """The state with up to K = `entering` texts in these rows."""
+    def start(self, request: _Request) -> _Text:
+        """The text of a `request` before its first token."""
+        raise NotImplementedError
+
+    def count_together(self, texts: Sequence[_Text]) -> int:
+        """How many of `texts`, from the first on, can enter together."""
+        return len(texts)
+
+    def enter(
+        self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[_Text]
+    ) -> Iterator[Any]:
+        """The states while up to K = `entering` texts are read into `rows`, piece by piece."""
         raise NotImplementedError
 
     def results(self, state: Any) -> Any:
-        """What the search has found, as arrays [R, ...]."""
+        """The arrays [R, ...] of `state` that texts take their rows of."""
         raise NotImplementedError
 
-    def take(self, text: _Text, row: Any, stopped: bool) -> Any:
-        """Adds a row of the `results` to its text; what it returns is yielded by `decode`."""
+    def take(self, text: _Text, row: Any, stopped: bool) -> _Update | None:
+        """What a row of the `results` adds to its text; None: nothing yet."""
         raise NotImplementedError
 
-    def decode(self, texts: Sequence[_Text], tokens_at_once: int) -> Iterator[Any]:
-        """Decodes `texts` to their ends, at most `tokens_at_once` tokens between two looks at them.
+    def _count_entering(self, waiting: Iterable[tuple[int, _Text]]) -> int:
+        """How many of the texts that wait enter next."""
+        return self.count_together([text for _, text in itertools.islice(waiting, self.entering)])
 
-        A text that has stopped before it is done enters again. What a text becomes depends neither
-        on its row nor on the time when it enters.
+    def decode(
+        self, requests: Sequence[tuple[int, _Request]], pace: Pace
+    ) -> Iterator[list[tuple[int, _Update]]]:
+        """Decodes numbered requests to their ends; yields the updates of each piece.
+
+        An update is paired with the number of its request. A text that has stopped before it is
+        done enters again. What a text becomes depends neither on its row nor on the time when it
+        enters.
         """
-        state, waiting, active = self.state, deque(texts), dict[int, _Text]()
+        state = self.state
+        waiting = deque((number, self.start(request)) for number, request in requests)
+        active: dict[int, tuple[int, _Text]] = {}
         while waiting or active:
-            while waiting and len(active) + min(self.entering, len(waiting)) <= self.rows:
+            while waiting:
+                count = self._count_entering(waiting)
+                if len(active) + count > self.rows:
+                    break
                 free = [row for row in range(self.rows) if row not in active]
-                new = [waiting.popleft() for _ in range(min(self.entering, len(waiting)))]
+                new = [waiting.popleft() for _ in range(count)]
                 # A number that is no row fills up.
                 rows = np.full(self.entering, self.rows, np.int32)
-                rows[: len(new)] = free[: len(new)]
-                state = self.enter(state, rows, new)
+                rows[:count] = free[:count]
+                for after_piece in self.enter(state, rows, [text for _, text in new]):
+                    state = jax.block_until_ready(after_piece)
+                    yield []
                 active.update(zip(free, new, strict=False))
             stop = np.array([row not in active for row in range(self.rows)])
-            wanted = min(self.entering, len(waiting))
-            enough = stop.sum() + wanted if wanted else self.rows
-            state = self._more(state, stop, np.int32(tokens_at_once), np.int32(enough))
+            enough = self.rows
+            if waiting:
+                enough = stop.sum() + self._count_entering(waiting)
+            begun = time.monotonic()
+            state = self._more(state, stop, np.int32(pace.tokens), np.int32(enough))
             stopped, results = self.devices.gather((state.stopped, self.results(state)))
-            for row, text in sorted(active.items()):
-                yield self.take(
-                    text, jax.tree.map(lambda x, row=row: x[row], results), stopped[row]
-                )
+            if stopped.sum() < enough:  # all tokens of the piece were written
+                pace = pace.after(time.monotonic() - begun)
+            updates = []
+            for row, (number, text) in sorted(active.items()):
+                own_results = jax.tree.map(lambda x, row=row: x[row], results)
+                update = self.take(text, own_results, stopped[row])
+                if update is not None:
+                    updates.append((number, update))
                 if stopped[row] or text.done:
                     del active[row]
                     if not text.done:
-                        waiting.appendleft(text)
+                        waiting.appendleft((number, text))
+            yield updates
 
 
-def decode_groups(
-    groups: Iterable[tuple[list[_Text], Callable[[int], Search[_Text]]]],
-    programs: int,
-    tokens_at_once: int = FOREVER,
-) -> Iterator[Iterator[Any]]:
-    """Iterators that decode the texts of each group to their ends, for `programs` at a time.
-
-    A group has texts, and a function that makes the search of as many of them as it is given.
-    """
-    for texts, make in groups:
-        parts = min(programs, len(texts))
-        search = make(-(-len(texts) // parts))
-        yield from (search.decode(texts[i::parts], tokens_at_once) for i in range(parts))
+Group = tuple[Sequence[tuple[int, _Request]], Callable[[int], RowDecoder[_Request, Any, _Update]]]
+"""Numbered requests, and a function that makes the decoder of as many of them as it is given."""
 
 
-def run_all(iterators: Iterable[Iterator[Any]], programs: int) -> None:
-    """Runs `iterators` to their ends, `programs` at a time."""
-    deque(concurrently((partial(deque[Any], each, 0) for each in iterators), programs), 0)
+def decode_parts(
+    groups: Iterable[Group[_Request, _Update]], programs: int, pace: Pace
+) -> Iterator[Iterator[list[tuple[int, _Update]]]]:
+    """Iterators over the pieces of each group's requests, divided for `programs` at a time."""
+    for requests, make_decoder in groups:
+        parts = min(programs, len(requests))
+        decoder = make_decoder(-(-len(requests) // parts))
+        for part in range(parts):
+            yield decoder.decode(requests[part::parts], pace)
+
+
+def decode_all(
+    groups: Iterable[Group[_Request, _Update]], programs: int, pace: Pace
+) -> Iterator[tuple[int, _Update]]:
+    """The updates of all requests, with their numbers; `programs` decode at a time, in threads."""
+    for pieces in collect_concurrently(decode_parts(groups, programs, pace), programs):
+        for updates in pieces:
+            yield from updates
 
 
 def num_rows(count: int, most: int, parts: int = 1) -> int:
@@ -137,7 +211,12 @@ def num_rows(count: int, most: int, parts: int = 1) -> int:
     They are about as many as one of the equal parts of at most `most` texts has.
     """
     share = -(-count // -(-count // most))
-    rows = share if share == 1 else 4 if share <= 6 else -(-share // 8) * 8
+    if share == 1:
+        rows = 1
+    elif share <= 6:
+        rows = 4
+    else:
+        rows = -(-share // 8) * 8
     return -(-min(rows, most) // parts) * parts
 
 
@@ -157,59 +236,10 @@ def search_more(
     return placed(more(make_step_fn(model, params), state, n, ended))
 
 
-def prepare(model: Any, params: Any) -> tuple[Any, Any]:
-    """The model and parameters as each step reads them: on the devices, in the model's type.
-
-    Layers that `scan_layers` has stacked are apart: a step of decoding then reads weights and cache
-    of a layer where they are, and a scan would copy them out of its stacked arrays for each token.
-    """
-    plain, devices = _unstacked(model), strategy_of(params)
-    if any(not isinstance(leaf, jax.Array) for leaf in jax.tree.leaves(params)):
-        params = devices.shard_state(params)
-    if plain == model and not _lower(model, params):
-        return model, params
-    with devices.active():
-        return plain, _jitted_lay_out(model, params)
-
-
-def lay_out(model: Any, params: Any) -> tuple[Any, Any]:
-    """`prepare` as a pure function."""
-    plain, dtypes = _unstacked(model), _lower(model, params)
-    params = map_with_path(lambda path, leaf: leaf.astype(dtypes.get(path, leaf.dtype)), params)
-    return plain, params if plain == model else unstack_blocks(params)
-
-
-@partial(jax.jit, static_argnames="model")
-def _jitted_lay_out(model: Any, params: Any) -> Any:
-    return lay_out(model, params)[1]
-
-
-def _lower(model: Any, params: Any) -> dict[str, Any]:
-    """The type of each float32 matrix that the model rounds to it wherever it reads the matrix."""
-    if jnp.dtype(model.config.dtype) == jnp.float32:
-        return {}
-    while isinstance(model, Ensemble | Patched):
-        if isinstance(model, Ensemble):  # each member rounds its own
-            params = jax.eval_shape(lambda tree: jax.tree.map(lambda leaf: leaf[0], tree), params)
-        model = model.model
-    types = rounded_matrices(model, params)
-    return {
-        path: types[path]
-        for path, leaf in flatten(params).items()
-        if path in types and leaf.dtype == jnp.float32
-    }
-
-
-def _unstacked(model: Any) -> Any:
-    """`model` without `scan_layers`."""
-    if not isinstance(model, DecodingModel) or not model.config.scan_layers:
-        return model
-    return model.clone(config=replace(model.config, scan_layers=False))
-
-
 def state_shapes(devices: Strategy, rows: int, begin: Callable[..., Any], params: Any) -> Any:
     """The state that `begin(params=params)` returns, as `jax.ShapeDtypeStruct` with shardings."""
-    shapes = jax.eval_shape(lambda params: begin(params=params), params)
+    with only_on(devices):
+        shapes = jax.eval_shape(lambda params: begin(params=params), params)
     if devices.mesh.size == 1:
         return shapes
     return jax.tree.map(

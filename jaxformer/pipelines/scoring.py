@@ -1,54 +1,47 @@
 """Log-probabilities of texts by a language model, of translations by a translator."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, overload
 
 import jax
 from jaxtyping import Array, Float, Int
 
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import DataError
-from jaxformer.nn.models import DecoderOnly, EncoderDecoder
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.cross_entropy import token_log_probs
-from jaxformer.pipelines.batching import (
+from jaxformer.pipelines.batching import group_by_length, next_power_of_two, pad_right
+from jaxformer.pipelines.inputs import (
     Texts,
-    bos_eos,
-    check_count,
     check_id,
     check_inputs,
     check_lengths,
-    check_texts,
-    group_by_length,
-    next_power_of_two,
-    one_or_many,
-    pad_right,
-    run_divided,
     unwrap_single,
 )
+from jaxformer.pipelines.pieces import place_params, run_divided
+from jaxformer.pipelines.token_scores import read_token_scores
 from jaxformer.pipelines.translation import encode_sources, target_ids, with_target_language
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.metrics import Likelihood, count_text
-from jaxformer.text.tokenizers import Template
-
-# The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
-_BATCH_TOKENS = 2048
 
 
-@one_or_many(float, Likelihood)
-def score(
-    loaded: Loaded, texts: str | Texts, *, stride: int | None = None, details: bool = False
-) -> Any:
+@overload
+def score(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, stride: int | None = ...
+) -> float: ...
+@overload
+def score(loaded: Loaded, texts: Texts, *, stride: int | None = ...) -> list[float]: ...
+def score(loaded: Loaded, texts: str | Texts, *, stride: int | None = None) -> Any:
     """The log-probability (nats) of each text, or of the one text, after the vocabulary's BOS.
 
-    Special tokens that the folder's own tokenizer puts around a text are counted with it.
-    With `details` its `Likelihood`: the tokens counted, perplexity, bits per byte. Without BOS the
-    first token of a text is given and not counted. A longer text is read in windows of `max_len`
-    tokens; each begins `stride` tokens after the one before (None: `max_len`), so that a token in a
-    later window is predicted from at least `max_len - stride` tokens. Raises `DataError` for no
-    text, `ConfigError` for a `stride` outside 1 to `max_len`, for another model and for a tokenizer
-    that does not fit it.
+    Special tokens that the folder's own tokenizer puts around a text are counted with it. Without
+    BOS the first token of a text is given and not counted. A longer text is read in windows of
+    `max_len` tokens; each begins `stride` tokens after the one before (None: `max_len`), so that a
+    token in a later window is predicted from at least `max_len - stride` tokens. Raises `DataError`
+    for no text, `ConfigError` for a `stride` outside 1 to `max_len`, for another model and for a
+    tokenizer that does not fit it.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcd"])
@@ -56,56 +49,45 @@ def score(
     >>> model = jf.DecoderOnly(config)
     >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
     >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
-    >>> loaded = jf.Loaded(model, params, tokenizer)
-    >>> round(jf.score(loaded, "abc"), 4)  # -3 log 8
+    >>> round(jf.score(jf.Loaded(model, params, tokenizer), "abc"), 4)  # -3 log 8
     -6.2383
-    >>> likelihood = jf.score(loaded, "abc", details=True)
+    """
+    return unwrap_single(texts, [-each.nats for each in _likelihoods(loaded, texts, stride)])
+
+
+@overload
+def score_with_details(  # type: ignore[overload-overlap]
+    loaded: Loaded, texts: str, *, stride: int | None = ...
+) -> Likelihood: ...
+@overload
+def score_with_details(
+    loaded: Loaded, texts: Texts, *, stride: int | None = ...
+) -> list[Likelihood]: ...
+def score_with_details(loaded: Loaded, texts: str | Texts, *, stride: int | None = None) -> Any:
+    """The likelihood of each text, or of the one text: tokens, perplexity, bits per byte.
+
+    Arguments and errors are as in `score`.
+
+    >>> from jaxformer.text.tokenizers import train_characters
+    >>> tokenizer = train_characters(["abcd"])
+    >>> config = jf.TransformerConfig(8, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
+    >>> model = jf.DecoderOnly(config)
+    >>> shapes = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), int))["params"]
+    >>> params = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape), shapes)  # all logits are 0
+    >>> likelihood = jf.score_with_details(jf.Loaded(model, params, tokenizer), "abc")
     >>> likelihood.tokens, round(likelihood.perplexity, 4)
     (3, 8.0)
     """
-    lines, tokenizer, _ = check_inputs(loaded, texts, DecoderOnly)
-    check_texts(lines)
-    model, params = loaded.model, loaded.params
-    max_len = model.config.max_len
-    step = max_len if stride is None else stride
-    check_count("stride", step, max_len)
-    ids = tokenizer.encode_inputs(lines, Template(bos_eos(tokenizer).first))
-    windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, step)]
-    nats: list[list[float]] = [[] for _ in lines]
-    for chosen, size in _groups([len(window) - 1 for _, window, _ in windows], max_len):
-        batch = next_power_of_two(len(chosen))
-        tokens = pad_right([windows[i][1] for i in chosen], batch, size + 1)
-        log_probs = run_divided(params, _log_probs, model, tokens)
-        for row, i in enumerate(chosen):
-            number, window, known = windows[i]
-            nats[number] += (-log_probs[row, known : len(window) - 1]).tolist()
-    sizes = [count_text([text]) for text in lines]
-    results = [Likelihood(math.fsum(x), len(x), *size) for x, size in zip(nats, sizes, strict=True)]
-    return unwrap_single(texts, results if details else [-result.nats for result in results])
+    return unwrap_single(texts, _likelihoods(loaded, texts, stride))
 
 
-@partial(jax.jit, static_argnames="model")
-def _log_probs(model: DecoderOnly, params: Any, tokens: Int[Array, "B T+1"]) -> Float[Array, "B T"]:
-    logits: Any = model.apply({"params": params}, tokens[:, :-1])
-    return token_log_probs(logits, tokens[:, 1:])
-
-
-def _windows(ids: list[int], max_len: int, stride: int) -> Iterator[tuple[list[int], int]]:
-    """Windows of up to max_len + 1 ids, and how many labels of each the one before has."""
-    start = 0
-    while start == 0 or start + max_len - stride < len(ids) - 1:
-        window = ids[start : start + max_len + 1]
-        if len(window) > 1:
-            yield window, max_len - stride if start else 0
-        start += stride
-
-
-def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]:
-    """`group_by_length` with at most `_BATCH_TOKENS` tokens in a batch."""
-    for chosen, size in group_by_length(lengths, max_len):
-        batch = max(1, _BATCH_TOKENS // size)
-        for start in range(0, len(chosen), batch):
-            yield chosen[start : start + batch], size
+def _likelihoods(loaded: Loaded, texts: str | Texts, stride: int | None) -> list[Likelihood]:
+    """The likelihood of each text."""
+    lines, found = read_token_scores(loaded, texts, stride)
+    return [
+        Likelihood(-math.fsum(scores.log_probs), len(scores.ids), *count_text([line]))
+        for line, scores in zip(lines, found, strict=True)
+    ]
 
 
 def score_pairs(
@@ -136,7 +118,8 @@ def score_pairs(
     pairs, tokenizer, target_tokenizer = check_inputs(loaded, pairs, EncoderDecoder)
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
     search, options = with_target_language(target_tokenizer, search, options)
-    model, params, max_len = loaded.model, loaded.params, loaded.model.config.max_len
+    model, max_len = loaded.model, loaded.model.config.max_len
+    params = place_params(loaded.params)
     for name in ("bos", "pad"):
         check_id(name, getattr(options, name), model.config.vocab_size)
     for number, pair in enumerate(pairs, 1):

@@ -11,6 +11,7 @@ from jaxtyping import Array, Int
 from jaxformer.decoding import (
     BeamState,
     Hypotheses,
+    LogitsProcessor,
     SearchConfig,
     TranslationOptions,
     beam_search,
@@ -19,12 +20,12 @@ from jaxformer.decoding import (
 )
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.ops.masks import AnyArray
-from jaxformer.pipelines.batching import make_step_fn
+from jaxformer.pipelines.decoding_weights import lay_out
 from jaxformer.pipelines.placement import divide_rows, placed
-from jaxformer.pipelines.rows import lay_out
+from jaxformer.pipelines.step_fn import make_step_fn
 
 
-@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"))
+@partial(jax.jit, static_argnames=("model", "search", "bos", "pad", "logits_processors"))
 def translate_ids(
     model: EncoderDecoder,
     params: Any,
@@ -34,20 +35,32 @@ def translate_ids(
     *,
     bos: int = TranslationOptions.bos,
     pad: int = TranslationOptions.pad,
+    logits_processors: tuple[LogitsProcessor, ...] = (),
 ) -> Hypotheses:
     """The `search.beam_size` best translations of each row of `source`, padded with `pad`.
 
     Translation b has at most `max_new_tokens[b]` tokens, and all at most `search.max_new_tokens`,
-    which must be given. A pure function: it can be jitted, vmapped (over an ensemble's `params`)
-    and exported.
+    which must be given. `logits_processors` are as in `beam_search`. A pure function: it can be
+    jitted, vmapped (over an ensemble's `params`) and exported.
     """
     model, params = lay_out(model, params)
     cache = _encode(model, params, source, search, pad)
     start = jnp.full(source.shape[:1], bos, jnp.int32)
-    return beam_search(make_step_fn(model, params), cache, start, max_new_tokens, search)
+    return beam_search(
+        make_step_fn(model, params),
+        cache,
+        start,
+        max_new_tokens,
+        search,
+        logits_processors=logits_processors,
+    )
 
 
-@partial(jax.jit, static_argnames=("model", "search", "bos", "pad"), donate_argnames="state")
+@partial(
+    jax.jit,
+    static_argnames=("model", "search", "bos", "pad", "logits_processors"),
+    donate_argnames="state",
+)
 def enter_sentences(
     model: EncoderDecoder,
     params: Any,
@@ -60,11 +73,14 @@ def enter_sentences(
     search: SearchConfig,
     bos: int,
     pad: int,
+    logits_processors: tuple[LogitsProcessor, ...] = (),
 ) -> BeamState:
     """`state` with the sentences of `source` in `rows`."""
     texts = source, max_new_tokens, values
     source, max_new_tokens, values = divide_rows(texts, len(rows))
-    begun = begin_sentences(model, params, source, max_new_tokens, values, search, bos, pad)
+    begun = begin_sentences(
+        model, params, source, max_new_tokens, values, search, bos, pad, logits_processors
+    )
     return placed(put_rows(state, rows, begun))
 
 
@@ -77,12 +93,15 @@ def begin_sentences(
     search: SearchConfig,
     bos: int,
     pad: int,
+    logits_processors: tuple[LogitsProcessor, ...] = (),
 ) -> BeamState:
     """The state before the first token of the translations of `source`."""
     cache = _encode(model, params, source, search, pad)
     cache = cache.truncate(jnp.zeros(len(source), jnp.int32))
     start = jnp.full(source.shape[:1], bos, jnp.int32)
-    return begin_beams(cache, start, max_new_tokens, search, values=values)
+    return begin_beams(
+        cache, start, max_new_tokens, search, values=values, logits_processors=logits_processors
+    )
 
 
 def _encode(

@@ -2,9 +2,9 @@
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +14,7 @@ from jaxformer.config import Learned, TransformerConfig
 from jaxformer.decoding import (
     BeamState,
     Hypotheses,
+    LogitsProcessor,
     SearchConfig,
     TranslationOptions,
     beam_more,
@@ -21,19 +22,18 @@ from jaxformer.decoding import (
 from jaxformer.decoding.hypotheses import row_values, without_values
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
-from jaxformer.pipelines.batching import (
+from jaxformer.pipelines.batching import group_by_length, pad_right
+from jaxformer.pipelines.decoding_weights import prepare
+from jaxformer.pipelines.inputs import (
     Texts,
     check_id,
     check_inputs,
     check_lengths,
     check_texts,
-    group_by_length,
-    one_or_many,
-    pad_right,
     suppressed_ids,
     unwrap_single,
 )
-from jaxformer.pipelines.rows import Search, decode_groups, prepare, run_all
+from jaxformer.pipelines.rows import RowDecoder, decode_all, pace_of_whole_texts
 from jaxformer.pipelines.sentences import begin_sentences, enter_sentences
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.runtime import concurrency
@@ -56,22 +56,45 @@ class Translation(NamedTuple):
     """The log-probability (nats) of each token."""
 
 
-@one_or_many(str, list[Translation])
+@overload
+def translate(  # type: ignore[overload-overlap]
+    loaded: Loaded,
+    texts: str,
+    *settings: _Setting,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> str: ...
+@overload
 def translate(
-    loaded: Loaded, texts: str | Texts, *settings: _Setting, details: bool = False, **changes: Any
+    loaded: Loaded,
+    texts: Texts,
+    *settings: _Setting,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> list[str]: ...
+def translate(
+    loaded: Loaded,
+    texts: str | Texts,
+    *settings: _Setting,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    **changes: Any,
 ) -> Any:
     """The best translation of each text, or of the one text.
 
-    With `details` the `beam_size` best ones of each text, best first, as `Translation`s. The search
-    is that of `loaded`; a `SearchConfig` or `TranslationOptions` in `settings` replaces its own,
-    `changes` replace single fields, as in beam_size=8, or in source_language="eng_Latn" and
-    target_language="deu_Latn" for a model of many languages.
+    The search is that of `loaded`; a `SearchConfig` or `TranslationOptions` in `settings` replaces
+    its own, `changes` replace single fields, as in beam_size=8, or in source_language="eng_Latn"
+    and target_language="deu_Latn" for a model of many languages.
+
+    `logits_processors` change the log-probabilities of each token after the settings have; its
+    history begins with the token `bos` of the options. A function that is made anew in each call
+    is compiled anew.
 
     A blank text gives an empty translation. Texts of similar length are translated together, in a
     few shapes (16, 32, 64, ... tokens) with two compiled programs each; on a CPU two run at a time.
     Of more texts than `batch_size` the next takes the row of one that has ended. A translation does
-    not depend on the other texts. Raises `DataError` for no text and for one of more than `max_len`
-    tokens, `ConfigError` for another model, and for tokenizers, ids and settings that do not fit.
+    not depend on the other texts. A Ctrl-C ends the call after 8 tokens or a second, except while a
+    program is compiled. Raises `DataError` for no text and for one of more than `max_len` tokens,
+    `ConfigError` for another model, and for tokenizers, ids and settings that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
@@ -82,17 +105,69 @@ def translate(
     >>> loaded = jf.Loaded(model, params, tokenizer)
     >>> type(jf.translate(loaded, "a rose")), jf.translate(loaded, ["", " "])
     (<class 'str'>, ['', ''])
-    >>> three = jf.translate(loaded, "a rose", beam_size=3, length_penalty=0.0, details=True)
+    """
+    found = _translate_texts(loaded, texts, settings, changes, logits_processors)
+    return unwrap_single(texts, [best[0].text for best in found])
+
+
+@overload
+def translate_with_details(  # type: ignore[overload-overlap]
+    loaded: Loaded,
+    texts: str,
+    *settings: _Setting,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> list[Translation]: ...
+@overload
+def translate_with_details(
+    loaded: Loaded,
+    texts: Texts,
+    *settings: _Setting,
+    logits_processors: Sequence[LogitsProcessor] = ...,
+    **changes: Any,
+) -> list[list[Translation]]: ...
+def translate_with_details(
+    loaded: Loaded,
+    texts: str | Texts,
+    *settings: _Setting,
+    logits_processors: Sequence[LogitsProcessor] = (),
+    **changes: Any,
+) -> Any:
+    """The `beam_size` best translations of each text, or of the one text, best first.
+
+    Arguments and errors are as in `translate`.
+
+    >>> from jaxformer.text.tokenizers import train_words
+    >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}
+    >>> layers = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+    >>> model = jf.EncoderDecoder(jf.TransformerConfig(8, **sizes, **layers))
+    >>> ids, tokenizer = jnp.ones((1, 3), int), train_words(["a rose eine Rose"], 8)
+    >>> params = jax.jit(model.init)(jax.random.key(0), ids, ids)["params"]
+    >>> loaded = jf.Loaded(model, params, tokenizer)
+    >>> three = jf.translate_with_details(loaded, "a rose", beam_size=3, length_penalty=0.0)
     >>> len(three), abs(three[0].score - sum(three[0].log_probs)) < 1e-4
     (3, True)
     """
+    found = _translate_texts(loaded, texts, settings, changes, logits_processors)
+    return unwrap_single(texts, found)
+
+
+def _translate_texts(
+    loaded: Loaded,
+    texts: str | Texts,
+    settings: tuple[_Setting, ...],
+    changes: dict[str, Any],
+    logits_processors: Sequence[LogitsProcessor],
+) -> list[list[Translation]]:
+    """The translations of each text, best first."""
     lines, tokenizer, target = check_inputs(loaded, texts, EncoderDecoder)
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
     search, options = with_target_language(target, search, options)
-
-    sentences = encode_sources(loaded.model, lines, tokenizer, search, options)
-    results = _translate(loaded, sentences, target, search, options)
-    return unwrap_single(texts, results if details else [best[0].text for best in results])
+    sources = encode_sources(loaded.model, lines, tokenizer, search, options)
+    found = _translate(loaded, sources, target, search, options, tuple(logits_processors))
+    if any(np.isnan(each.score) for translations in found for each in translations):
+        warnings.warn("the model's logits are NaN: the translations mean nothing", stacklevel=3)
+    return found
 
 
 def encode_sources(
@@ -195,13 +270,21 @@ def check_special_ids(
         )
 
 
+class _Request(NamedTuple):
+    """A sentence to translate."""
+
+    source: list[int]
+    """Its ids."""
+    limit: int
+    """The most tokens of its translation."""
+
+
 @dataclass
 class _Sentence:
-    """The ids of a source, the most tokens of its translation, and its translations."""
+    """A sentence that is being translated."""
 
     source: list[int]
     limit: int
-    translations: list[Translation] = field(default_factory=list)
     done: bool = False
 
 
@@ -211,35 +294,38 @@ def _translate(
     tokenizer: Tokenizer,
     search: SearchConfig,
     options: TranslationOptions,
+    logits_processors: tuple[LogitsProcessor, ...],
 ) -> list[list[Translation]]:
     """The translations of `sources`; an empty one has one empty translation."""
     model, params = prepare(loaded.model, loaded.params)
-    config, count = model.config, concurrency(params)
+    config, programs = model.config, concurrency(params)
     check_id("bos", options.bos, config.vocab_size)
     search = replace(search, suppress_tokens=suppressed_ids(config, tokenizer, search))
-    limits = (max_target_length(config, len(ids), search, options) for ids in sources)
-    sentences = [*map(_Sentence, sources, limits)]
-    make = partial(_Search, model, params, tokenizer, search, options)
+    make_decoder = partial(
+        _SentenceDecoder, model, params, tokenizer, search, options, logits_processors
+    )
 
-    def groups() -> Iterator[tuple[list[_Sentence], Callable[[int], _Search]]]:
+    def groups() -> Iterator[tuple[list[tuple[int, _Request]], Callable[[int], _SentenceDecoder]]]:
         for indices, size in group_by_length([*map(len, sources)], config.max_len, len(sources)):
-            # The longest begin first, so that rows end together.
-            group = [sentences[i] for i in reversed(indices)]
-            yield group, partial(make, size, _target_size(config, group, size, search))
+            requests = []
+            for i in reversed(indices):  # the longest begin first, so that rows end together
+                limit = max_target_length(config, len(sources[i]), search, options)
+                requests.append((i, _Request(sources[i], limit)))
+            limits = [request.limit for _, request in requests]
+            yield requests, partial(make_decoder, size, _target_size(config, limits, size, search))
 
-    run_all(decode_groups(groups(), count), count)
-    if any(np.isnan(x.score) for sentence in sentences for x in sentence.translations):
-        warnings.warn("the model's logits are NaN: the translations mean nothing", stacklevel=3)
-    empty = [Translation("", 0.0, [], [])]
-    return [sentence.translations if sentence.source else [*empty] for sentence in sentences]
+    found = dict(decode_all(groups(), programs, pace_of_whole_texts()))
+    return [found.get(i, [Translation("", 0.0, [], [])]) for i in range(len(sources))]
 
 
 def _target_size(
-    model_config: TransformerConfig, group: list[_Sentence], size: int, search: SearchConfig
+    model_config: TransformerConfig, limits: Sequence[int], size: int, search: SearchConfig
 ) -> int:
-    """The most tokens of the translations of `group`, rounded up to one of few sizes."""
+    """The most tokens of translations with these `limits`, rounded up to one of few sizes.
+
+    `size` is the length to which their sources are padded.
+    """
     learned = isinstance(model_config.positions, Learned)
-    limits = [sentence.limit for sentence in group]
     most, fewest = max(limits), min(limits)
     search.check_end(fewest)
     if search.min_new_tokens > fewest:
@@ -254,7 +340,7 @@ def _target_size(
     return min(rounded, model_config.max_len) if learned else rounded
 
 
-class _Search(Search[_Sentence]):
+class _SentenceDecoder(RowDecoder[_Request, _Sentence, list[Translation]]):
     """The search of `count` sentences."""
 
     def __init__(
@@ -264,14 +350,19 @@ class _Search(Search[_Sentence]):
         tokenizer: Tokenizer,
         search: SearchConfig,
         options: TranslationOptions,
+        logits_processors: tuple[LogitsProcessor, ...],
         source_size: int,
         target_size: int,
         count: int,
     ) -> None:
         self.tokenizer, self.search, self.pad = tokenizer, search, options.pad
         self.source_size = source_size
-        static: dict[str, Any] = {"bos": options.bos, "pad": options.pad}
-        static["search"] = replace(without_values(search), max_new_tokens=target_size)
+        static: dict[str, Any] = {
+            "search": replace(without_values(search), max_new_tokens=target_size),
+            "bos": options.bos,
+            "pad": options.pad,
+            "logits_processors": logits_processors,
+        }
 
         def begin(params: Any, rows: int) -> BeamState:
             source, limits = jnp.zeros((rows, source_size), jnp.int32), jnp.zeros(rows, jnp.int32)
@@ -284,27 +375,33 @@ class _Search(Search[_Sentence]):
         self._enter = self.compile(enter_sentences, rows, *self._inputs([]), **static)
 
     def _inputs(self, sentences: Sequence[_Sentence]) -> tuple[Any, ...]:
+        """Sources, limits and settings of `sentences` as arrays [K, ...]."""
         limits = np.zeros(self.entering, np.int32)
         limits[: len(sentences)] = [sentence.limit for sentence in sentences]
         sources = [sentence.source for sentence in sentences]
         source = pad_right(sources, self.entering, self.source_size, self.pad)
         return source, limits, row_values(self.search, self.entering)
 
+    def start(self, request: _Request) -> _Sentence:
+        """The sentence of `request`."""
+        return _Sentence(request.source, request.limit)
+
     def enter(
         self, state: Any, rows: Int[np.ndarray, " K"], texts: Sequence[_Sentence]
-    ) -> BeamState:
+    ) -> Iterator[BeamState]:
         """Encodes the sentences."""
-        return self._enter(state, rows, *self._inputs(texts))
+        yield self._enter(state, rows, *self._inputs(texts))
 
     def results(self, state: BeamState) -> Hypotheses:
         """The hypotheses that have ended."""
         return state.finished
 
-    def take(self, text: _Sentence, row: Hypotheses, stopped: bool) -> None:
-        """Sets the translations of a sentence whose search has `stopped`."""
+    def take(self, text: _Sentence, row: Hypotheses, stopped: bool) -> list[Translation] | None:
+        """The translations of a sentence whose search has `stopped`; None before."""
         if not stopped:
-            return
+            return None
         text.done = True
+        translations = []
         for tokens, score, log_probs in zip(*row, strict=True):
             if score == -np.inf:
                 continue
@@ -312,8 +409,9 @@ class _Search(Search[_Sentence]):
             ends = np.flatnonzero(np.isin(tokens, self.search.eos))
             count = int(ends[0]) + 1 if ends.size else len(tokens)
             ids = tokens[:count].tolist()
-            found = self.tokenizer.decode(ids), float(score), ids, log_probs[:count].tolist()
-            text.translations.append(Translation(*found))
+            written = self.tokenizer.decode(ids)
+            translations.append(Translation(written, float(score), ids, log_probs[:count].tolist()))
+        return translations
 
 
 def max_target_length(

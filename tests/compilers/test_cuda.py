@@ -29,8 +29,9 @@ from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import auto_attention, gpu_flash
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.partitioning import divide_heads
+from jaxformer.pipelines.decoding_weights import lay_out
 from jaxformer.pipelines.reading import begin_rows
-from jaxformer.pipelines.rows import lay_out, search_more
+from jaxformer.pipelines.rows import search_more
 from jaxformer.pipelines.sentences import begin_sentences
 from jaxformer.runtime import GPU_OPTIONS
 from tests.compilers.conftest import CONFIG, compiled_step, counts

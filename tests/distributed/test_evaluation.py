@@ -52,14 +52,14 @@ def evaluated(put: Any) -> dict[str, Any]:
     search, sampling = jf.SearchConfig(beam_size=3), jf.SamplingConfig(max_new_tokens=5)
     prompts, pairs = ["a rose", "red", "a a a a"], list(zip(LINES, LINES[::-1], strict=True))
     stop = jf.CompletionOptions(stop=("is",))
-    best = jf.translate(jf.Loaded(TRANSLATOR, translator, *tokenizers), LINES, search, details=True)
-    written = jf.complete(jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling, details=True)
-    stopped = jf.complete(
-        jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling, stop, details=True
+    best = jf.translate_with_details(jf.Loaded(TRANSLATOR, translator, *tokenizers), LINES, search)
+    written = jf.complete_with_details(jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling)
+    stopped = jf.complete_with_details(
+        jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling, stop
     )
     masked = [f"{line} <mask>" for line in LINES if line]
-    filled = jf.fill_mask(jf.Loaded(FILLER, filler, TOKENIZER), masked, details=True)
-    vectors = jf.embed(jf.Loaded(FILLER, filler, TOKENIZER), masked, details=True)
+    filled = jf.fill_mask_with_details(jf.Loaded(FILLER, filler, TOKENIZER), masked)
+    vectors = jf.embed_with_details(jf.Loaded(FILLER, filler, TOKENIZER), masked)
     batch = jf.PairBatch.create(
         np.arange(5 * 4).reshape(5, 4) % 7, np.arange(5 * 6).reshape(5, 6) % 11, vocab_size=11
     )
@@ -71,7 +71,7 @@ def evaluated(put: Any) -> dict[str, Any]:
         "stopped": [x.text for x in stopped],
         "streamed": list(stream(jf.Loaded(WRITER, writer, TOKENIZER), prompts, sampling)),
         "scores": [
-            x.nats for x in jf.score(jf.Loaded(WRITER, writer, TOKENIZER), LINES, details=True)
+            x.nats for x in jf.score_with_details(jf.Loaded(WRITER, writer, TOKENIZER), LINES)
         ],
         "pairs": score_pairs(jf.Loaded(TRANSLATOR, translator, *tokenizers), pairs),
         "filled": [[(x.token, x.probability) for x in mask[0]] for mask in filled],

@@ -14,7 +14,7 @@ from experiments.translation import translate as command
 from experiments.translation.load_run import load_decoding, load_run
 from jaxformer import load_pretrained, save_pretrained
 from jaxformer.errors import ConfigError
-from jaxformer.pipelines import encode_sources, score_pairs, translate
+from jaxformer.pipelines import encode_sources, score_pairs, translate, translate_with_details
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text import metrics
 from tests.pretrained.models import MODELS, T5, inputs_of, model_of, word_tokenizer
@@ -49,9 +49,9 @@ def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tmp_path, c
     languages = {"source_language": "deu_Latn", "target_language": "eng_Latn"}
     ids = encode_sources(loaded.model, ["a"], loaded.tokenizer, *load_generation_config(path))
     assert ids == [[11, 3, 1]], "of a source for which no language is given"
-    wanted = translate(loaded, lines, **languages, details=True)
+    wanted = translate_with_details(loaded, lines, **languages)
     assert {best[0].ids[0] for best in wanted} == {11}
-    others = translate(loaded, lines, target_language="eng_Latn", details=True)
+    others = translate_with_details(loaded, lines, target_language="eng_Latn")
     assert others[0][0].log_probs != wanted[0][0].log_probs, "the encoder reads the language"
     (tmp_path / "in").write_text("\n".join(lines) + "\n")
     (tmp_path / "out").write_text("\n".join(best[0].text for best in wanted) + "\n")

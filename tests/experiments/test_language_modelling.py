@@ -148,7 +148,7 @@ def test_a_sample_goes_on_from_the_prompt_as_complete_does(run):
     found = load_run.load_run(run.folder)
     sampling = replace(found.config.sampling, temperature=0.5)
     options = replace(found.config.completion, seed=3)
-    best = pipelines.complete(found, "sun ", sampling, options, details=True)
+    best = pipelines.complete_with_details(found, "sun ", sampling, options)
     args = {"--run": run.folder, "--text": "sun ", "--temperature": 0.5, "--seed": 3}
     done = call(generate, args)
     assert done.code == 0 and done.out == f"sun {best.text}\n"

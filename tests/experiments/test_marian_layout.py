@@ -43,7 +43,7 @@ def system(tokenizer, random_params):
 
 
 def test_the_folder_gives_the_translations_of_the_model(system, tokenizer, tmp_path, assert_equal):
-    expected = jf.translate(jf.Loaded(*system, tokenizer), LINES, SEARCH, details=True)
+    expected = jf.translate_with_details(jf.Loaded(*system, tokenizer), LINES, SEARCH)
     layout = marian_layout(*system, tokenizer, SEARCH)
     jf.save_pretrained(tmp_path / "m", *layout[:3], generation=layout.search, card="# A card\n")
     loaded = load_pretrained(tmp_path / "m")
@@ -58,7 +58,7 @@ def test_the_folder_gives_the_translations_of_the_model(system, tokenizer, tmp_p
         (last,),
     )
     assert not params["embedding"]["table"][-1].any() and params["output"]["bias"][-1] < -1e3
-    found = jf.translate(loaded, LINES, details=True)
+    found = jf.translate_with_details(loaded, LINES)
     assert [[x.text for x in each] for each in found] == [
         [x.text for x in each] for each in expected
     ]

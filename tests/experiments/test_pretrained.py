@@ -63,7 +63,7 @@ def test_a_prompt_is_continued_to_any_of_the_ends_that_the_folder_states(folder,
     words = f"--run {tmp_path}/gpt --max_new_tokens 4 --temperature 0.0 --text"
     parse = partial(generate.parse, [*words.split(), "sun moon"])  # reads the folder's settings
     options, loaded = parse(), load_pretrained(tmp_path / "gpt")
-    complete = partial(pipelines.complete, loaded, "sun moon", details=True)
+    complete = partial(pipelines.complete_with_details, loaded, "sun moon")
     free = complete(*replace(options, eos=()).settings)
     assert len(free.ids) == 4 and not free.ended
     generate.main(replace(options, eos=()))

@@ -141,7 +141,7 @@ def test_the_weights_of_a_run_with_one_word_targets_are_the_better_ones(
         right = np.array_equal(leaf, first[0])
         return [[Translation(answers[line] if right else "nichts", 0.0, [], [])] for line in lines]
 
-    monkeypatch.setattr(scoring, "translate", scripted)
+    monkeypatch.setattr(scoring, "translate_with_details", scripted)
     result = shared_step(train).train.train(config)
     out = capsys.readouterr().out
     assert result.steps == [1] and result.validation == {"validation_chrf": 100.0}

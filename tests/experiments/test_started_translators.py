@@ -145,9 +145,9 @@ def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_p
     evaluated = json.loads(call(evaluate, {"--run": whole}).out.splitlines()[-1])
     recorded = {key: x for key, x in read_result(whole).scores.items() if key != "text"}
     assert {key: evaluated[key] for key in recorded} == recorded
-    best = jf.translate(jf.load(whole), "sun moon", details=True)[0]
-    written = jf.translate(jf.load(whole), "short: sun moon", prefix="", details=True)[0]
-    unlearned = jf.translate(jf.load(whole), "sun moon", prefix="", details=True)[0]
+    best = jf.translate_with_details(jf.load(whole), "sun moon")[0]
+    written = jf.translate_with_details(jf.load(whole), "short: sun moon", prefix="")[0]
+    unlearned = jf.translate_with_details(jf.load(whole), "sun moon", prefix="")[0]
     assert best.log_probs == written.log_probs != unlearned.log_probs
     row = call(translate, {"--run": whole, "--scores": True}, b"sun moon\n").out.split("\t")
     assert row[2:] == [best.text, " ".join(f"{x:.4f}" for x in best.log_probs) + "\n"]

@@ -269,7 +269,7 @@ def test_8_bits_translate_and_score_as_the_model_in_8_bits_does(run, loaded, pai
     found = replace(loaded, params=quantize(loaded.model, loaded.params))
     assert isinstance(found.params["embedding"]["table"], QuantizedMatrix)
     lines = read(pairs["--source"])
-    expected = [best[0].text for best in jf.translate(found, lines, details=True)]
+    expected = [best[0].text for best in jf.translate_with_details(found, lines)]
     assert (tmp_path / "out.txt").read_text().splitlines() == expected
 
 
@@ -278,9 +278,9 @@ def test_decoding_options_reach_the_search_and_the_record(run, pairs, monkeypatc
 
     def translations(loaded, lines, search, **more):
         searches.append(search)
-        return jf.translate(loaded, lines, details=True)
+        return jf.translate_with_details(loaded, lines)
 
-    monkeypatch.setattr(scoring, "translate", translations)
+    monkeypatch.setattr(scoring, "translate_with_details", translations)
     rules = {"beam_size": 3, "length_penalty": 0.3, "no_repeat_ngram_size": 1}
     done = call(evaluate, pairs | {f"--{name}": value for name, value in rules.items()})
     assert searches == [replace(run.config.search, **rules)]

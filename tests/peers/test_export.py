@@ -64,7 +64,7 @@ def marian(torch, text, tmp_path_factory):
 
 def lists(loaded, **changes):
     """The translations of each line that the run's own search finds, and their scores."""
-    return jf.translate(loaded, LINES, replace(loaded.config.search, **changes), details=True)
+    return jf.translate_with_details(loaded, LINES, replace(loaded.config.search, **changes))
 
 
 @pytest.mark.parametrize("length_penalty", [1.0, 0.6])
@@ -133,7 +133,7 @@ def test_the_pipeline_fills_in_as_the_run_does(torch, text, tmp_path):
     export_language.main(export_language.ExportOptions(run=str(run), out=out))
     loaded = load_language(run)
     line = "sun <mask> rain"
-    (expected,) = jf.fill_mask(loaded, line, count=5, details=True)
+    (expected,) = jf.fill_mask_with_details(loaded, line, count=5)
     found = transformers.pipeline("fill-mask", model=out)(line, top_k=5)
     assert [each["token"] for each in found] == [
         loaded.tokenizer.id_of(each.token) for each in expected

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxformer import load, load_pretrained
-from jaxformer.pipelines import complete, translate_ids
+from jaxformer.pipelines import complete_with_details, translate_ids
 from jaxformer.pretrained import load_generation_config
 from jaxformer.text.tokenizers import train_characters
 from tests.peers.pairs import V, build
@@ -183,7 +183,7 @@ def test_settings_of_a_decoders_folder_mean_what_they_mean_to_them(
     assert tokenizer.vocab_size == V
     loaded = replace(load(tmp_path), tokenizer=tokenizer)
     prompts = [np.random.default_rng(n).integers(2, V, 2 + n % 5) for n in range(10)]
-    found = complete(loaded, prompts, details=True)
+    found = complete_with_details(loaded, prompts)
     for prompt, ours in zip(prompts, found, strict=True):
         said = theirs.generate(
             torch.tensor(prompt)[None], attention_mask=torch.ones(1, len(prompt))

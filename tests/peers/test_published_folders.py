@@ -11,7 +11,7 @@ import jaxformer as jf
 from experiments.translation.grammar import sample_pair
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import score_pairs
-from jaxformer.pipelines.batching import bos_eos
+from jaxformer.pipelines.inputs import bos_eos
 from jaxformer.text import tokenizers
 from tests.peers.published_styles import STYLES
 
@@ -128,7 +128,7 @@ def test_ids_in_and_text_out_are_theirs(pair, torch, assert_equal):
         texts = [f"{mask}{TEXTS[-1]}", f"a  {mask}", f"a\n{mask}\t b", f"字 {mask} {mask}"]
         rows = [tokenizer(text).input_ids for text in texts]
         assert ours.tokenizer.encode_inputs(texts) == rows
-        for row, masks in zip(rows, jf.fill_mask(ours, texts, details=True), strict=True):
+        for row, masks in zip(rows, jf.fill_mask_with_details(ours, texts), strict=True):
             logits = model(torch.tensor([row])).logits[0][np.array(row) == tokenizer.mask_token_id]
             best = [tokenizer.convert_ids_to_tokens(i) for i in logits.argmax(-1).tolist()]
             assert [candidates[0].token for candidates in masks] == best

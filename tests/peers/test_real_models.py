@@ -76,7 +76,7 @@ def test_bank_has_one_static_vector_and_in_each_sentence_another_as_attention_ma
     folder, ours = minilm
     theirs = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    found = jf.embed(ours, [RIVER, MONEY], details=True)
+    found = jf.embed_with_details(ours, [RIVER, MONEY])
     for text, one in zip((RIVER, MONEY), found, strict=True):
         inputs = tokenizer(text, return_tensors="pt")
         with torch.no_grad():
@@ -92,7 +92,7 @@ def test_bank_has_one_static_vector_and_in_each_sentence_another_as_attention_ma
     other = money.tokens.index("bank")
     assert river.tokens[BANK] == "bank"
     assert np.array_equal(river.learned[BANK], money.learned[other])
-    stream, account = jf.embed(ours, [STREAM, ACCOUNT], details=True)
+    stream, account = jf.embed_with_details(ours, [STREAM, ACCOUNT])
     banks = [one.contextual[one.tokens.index("bank")] for one in (river, money, stream, account)]
     by_river, by_money, by_stream, by_account = banks
     assert cosine(by_river, by_stream) > cosine(by_river, by_account) + 0.1
@@ -155,7 +155,7 @@ def test_a_chat_and_a_text_go_on_greedily_as_theirs_and_end_where_theirs_ends(
 ):
     theirs, tokenizer, ours = smollm2
     prompts = [*asked, *tokenizer(STARTS)["input_ids"]]
-    found = jf.complete(ours, prompts, temperature=0.0, max_new_tokens=40, details=True)
+    found = jf.complete_with_details(ours, prompts, temperature=0.0, max_new_tokens=40)
     for ids, one in zip(prompts, found, strict=True):
         given = torch.tensor([ids])
         said = theirs.generate(given, max_new_tokens=40, do_sample=False)[0, len(ids) :].tolist()
@@ -168,7 +168,7 @@ def test_a_chat_and_a_text_go_on_greedily_as_theirs_and_end_where_theirs_ends(
 
 def test_sentences_are_as_likely_as_theirs_are(smollm2, lines, torch, assert_equal):
     theirs, tokenizer, ours = smollm2
-    found = jf.score(ours, lines, details=True)
+    found = jf.score_with_details(ours, lines)
     for start in range(0, len(lines), 50):
         part = lines[start : start + 50]
         begun = [tokenizer.bos_token + line for line in part]  # a text is scored after BOS

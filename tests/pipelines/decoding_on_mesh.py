@@ -51,10 +51,10 @@ def written(model, params):
     loaded = jf.Loaded(model, params, TOKENIZER)
     if isinstance(model, jf.EncoderDecoder):
         texts = [text or "a" for text in TEXTS]
-        found = jf.translate(loaded, texts, beam_size=3, max_new_tokens=9, details=True)
+        found = jf.translate_with_details(loaded, texts, beam_size=3, max_new_tokens=9)
         return [[best.ids for best in text] for text in found]
     settings = [{"temperature": 0.0}, {"top_k": 3, "seed": 3}, {"top_p": 0.7, "seed": 4}]
-    found = [jf.complete(loaded, TEXTS, max_new_tokens=9, details=True, **x) for x in settings]
+    found = [jf.complete_with_details(loaded, TEXTS, max_new_tokens=9, **x) for x in settings]
     return [[text.ids for text in texts] for texts in found]
 
 

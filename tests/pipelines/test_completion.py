@@ -24,10 +24,10 @@ from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.nn.stacked_blocks import unstack_blocks
 from jaxformer.ops.attention import reference
-from jaxformer.pipelines import complete, stream
+from jaxformer.pipelines import complete, complete_with_details, stream
+from jaxformer.pipelines.decoding_weights import prepare
 from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pipelines.partial_text import PartialText
-from jaxformer.pipelines.rows import prepare
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import EOS, train_bpe, train_characters, train_words
 from jaxformer.training.parameters import flatten
@@ -71,7 +71,7 @@ def loaded(random_params, tokenizer):
     return Loaded(model, params, tokenizer)
 
 
-completions = partial(complete, details=True)
+completions = complete_with_details
 
 
 @partial(jax.jit, static_argnames="model")
@@ -537,8 +537,8 @@ def test_a_logits_processor_of_the_callers_decides_what_is_written(loaded):
         return jnp.where(history.token_counts > 0, -jnp.inf, logits)
 
     options = {"logits_processors": [no_id_twice], "max_new_tokens": 8, "temperature": 1.5}
-    plain = complete(loaded, ["ab", "abc"], details=True, max_new_tokens=8, temperature=1.5)
-    texts = complete(loaded, ["ab", "abc"], details=True, **options)
+    plain = complete_with_details(loaded, ["ab", "abc"], max_new_tokens=8, temperature=1.5)
+    texts = complete_with_details(loaded, ["ab", "abc"], **options)
     for prompt, text in zip(["ab", "abc"], texts, strict=True):
         ids = [*loaded.tokenizer.encode(prompt), *text.ids]
         assert len(set(ids)) == len(ids) > len(prompt) + 1

@@ -12,7 +12,11 @@ from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.int8 import quantize
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
-from jaxformer.pipelines import complete, score_pairs, translate
+from jaxformer.pipelines import (
+    complete_with_details,
+    score_pairs,
+    translate_with_details,
+)
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pipelines.ensemble import Ensemble, stack_members
 from jaxformer.pretrained import Loaded
@@ -62,7 +66,7 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(tokenizer, random_param
     (params,) = members_of(random_params, model, 1)
     both = Ensemble(model), stack_members([params, params])
     found, alone = (
-        translate(Loaded(*system, tokenizer), LINES, *SETTINGS, details=True)
+        translate_with_details(Loaded(*system, tokenizer), LINES, *SETTINGS)
         for system in (both, (model, params))
     )
     for line, other in zip(found, alone, strict=True):
@@ -88,7 +92,7 @@ def test_each_step_of_a_search_has_the_mean_probability_of_the_members(
 ):
     model, lines = EncoderDecoder(CONFIG), [line for line in LINES if line]
     loaded = Loaded(*ensemble, tokenizer)
-    found = [line[1] for line in translate(loaded, lines, *SETTINGS, details=True)]
+    found = [line[1] for line in translate_with_details(loaded, lines, *SETTINGS)]
     assert len({tuple(x.ids) for x in found}) > 1
     each = forced(model, members, tokenizer, lines, [x.ids for x in found])
     log_probs = np.log(np.exp(each).mean(axis=0))
@@ -113,12 +117,12 @@ def test_language_models_and_models_in_8_bits_decode_together(tokenizer, random_
     settings = SamplingConfig(max_new_tokens=7), CompletionOptions(seed=5)
     same = Ensemble(model), stack_members([first, first])
     texts = ["abc", "jihgfed"]
-    found = complete(Loaded(*same, tokenizer), texts, *settings, details=True)
+    found = complete_with_details(Loaded(*same, tokenizer), texts, *settings)
     assert [x.ids for x in found] == [
-        x.ids for x in complete(Loaded(model, first, tokenizer), texts, *settings, details=True)
+        x.ids for x in complete_with_details(Loaded(model, first, tokenizer), texts, *settings)
     ]
     small = stack_members([quantize(model, params) for params in (first, second)])
-    mixed = complete(Loaded(Ensemble(model), small, tokenizer), texts, *settings, details=True)
+    mixed = complete_with_details(Loaded(Ensemble(model), small, tokenizer), texts, *settings)
     assert [x.ids for x in mixed] != [x.ids for x in found]
 
 

@@ -13,7 +13,8 @@ import pytest
 import jaxformer as jf
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pipelines import stream
+from jaxformer.pipelines import Completion, TextEmbeddings, stream
+from jaxformer.text.metrics import Likelihood
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS, train_characters, train_words
 
 LINE, LINES = "a bad cab", ["a bad cab", "deaf", "fed"]
@@ -46,6 +47,13 @@ CALLS = [
     ("writer", jf.embed, LINE, np.ndarray),
     ("filler", jf.fill_mask, "a <mask> cab", str),
 ]
+DETAILS = {
+    jf.translate: (jf.translate_with_details, list),
+    jf.complete: (jf.complete_with_details, Completion),
+    jf.score: (jf.score_with_details, Likelihood),
+    jf.embed: (jf.embed_with_details, TextEmbeddings),
+    jf.fill_mask: (jf.fill_mask_with_details, list),
+}
 ALL = pytest.mark.parametrize(
     ("name", "use", "line", "kind"), CALLS, ids=[use.__name__ for _, use, _, _ in CALLS]
 )
@@ -58,7 +66,9 @@ def test_one_text_gives_its_result_and_a_list_of_one_the_list_of_it(systems, nam
     alone, within = use(loaded, line, **options), use(loaded, iter([line]), **options)
     assert isinstance(alone, kind) and len(within) == 1
     np.testing.assert_array_equal(within[0], alone)
-    (whole,) = use(loaded, (line,), details=True, **options)
+    with_details, kind_of_details = DETAILS[use]
+    (whole,) = with_details(loaded, (line,), **options)
+    assert isinstance(with_details(loaded, line, **options), kind_of_details)
     brief = {
         jf.translate: lambda: whole[0].text,
         jf.complete: lambda: whole.text,
@@ -134,9 +144,9 @@ def test_settings_of_the_value_are_the_defaults_and_a_call_changes_them(systems)
     assert chosen(loaded, beam_size=3, max_extra_tokens=3) == [search, options]
     assert chosen(three, beam_size=2) == [SearchConfig(beam_size=2), options]
     assert chosen(three, SearchConfig()) == [SearchConfig(), options]
-    whole = jf.translate(three, LINES, details=True)
+    whole = jf.translate_with_details(three, LINES)
     assert [len(found) for found in whole] == [3, 3, 3]
-    assert jf.translate(loaded, LINES, beam_size=3, max_extra_tokens=3, details=True) == whole
+    assert jf.translate_with_details(loaded, LINES, beam_size=3, max_extra_tokens=3) == whole
 
 
 @pytest.mark.parametrize(

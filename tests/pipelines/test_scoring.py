@@ -12,7 +12,14 @@ from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.inspection import Patched
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pipelines import embed, embeddings, fill_mask, score
+from jaxformer.pipelines import (
+    embed,
+    embed_with_details,
+    embeddings,
+    fill_mask,
+    fill_mask_with_details,
+    score_with_details,
+)
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import (
     MASKED_SPECIAL_TOKENS,
@@ -79,7 +86,7 @@ def test_a_likelihood_is_the_sum_of_the_log_probabilities_after_the_begin_token(
     decoder, words, assert_equal
 ):
     texts = [*SENTENCES, "", "river\nboat\n"]
-    found = score(Loaded(*decoder, words), texts, details=True)
+    found = score_with_details(Loaded(*decoder, words), texts)
     for text, result in zip(texts, found, strict=True):
         ids = [words.special.bos, *words.encode(text)]
         expected = sum(log_prob(decoder, ids[:t], ids[t]) for t in range(1, len(ids)))
@@ -87,7 +94,7 @@ def test_a_likelihood_is_the_sum_of_the_log_probabilities_after_the_begin_token(
         assert result.tokens == len(ids) - 1 and result.bytes == len(text)
     assert [result.words for result in found] == [4, 6, 1, 9, 0, 4]
     assert found[4][:2] == (0.0, 0) and found[0].perplexity == math.exp(found[0].nats / 4)
-    alone = score(Loaded(*decoder, words), texts[1:2], details=True)[0]
+    alone = score_with_details(Loaded(*decoder, words), texts[1:2])[0]
     assert_equal(alone.nats, found[1].nats)
 
 
@@ -96,7 +103,7 @@ def test_a_long_text_is_read_in_windows_and_each_token_counted_once(
     decoder, words, assert_equal, stride
 ):
     texts = [" ".join(SENTENCES) + " boat", " ".join(SENTENCES * 3), "money " * 22, "boat " * 23]
-    found = score(Loaded(*decoder, words), texts, stride=stride, details=True)
+    found = score_with_details(Loaded(*decoder, words), texts, stride=stride)
     for text, result in zip(texts, found, strict=True):
         ids = [words.special.bos, *words.encode(text)]
         expected = 0.0
@@ -109,7 +116,7 @@ def test_a_long_text_is_read_in_windows_and_each_token_counted_once(
 
 def test_without_a_begin_token_the_first_token_is_not_counted(decoder, assert_equal):
     bare = train_characters(["abcdef"], special_tokens=())
-    found = score(Loaded(*decoder, bare), ["abc", "f", ""], details=True)
+    found = score_with_details(Loaded(*decoder, bare), ["abc", "f", ""])
     ids = bare.encode("abc")
     expected = log_prob(decoder, ids[:1], ids[1]) + log_prob(decoder, ids[:2], ids[2])
     assert_equal(found[0].nats, -expected)
@@ -121,12 +128,12 @@ def test_a_stride_outside_the_window_is_refused(decoder, words):
         with pytest.raises(
             ConfigError, match=f"stride={stride}, but it must be an integer, 1 to 23"
         ):
-            score(Loaded(*decoder, words), ["boat"], stride=stride, details=True)
+            score_with_details(Loaded(*decoder, words), ["boat"], stride=stride)
 
 
 def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, assert_equal):
     texts = ["the <mask> lends money", "<mask>", "<mask> boat <mask> the river <mask>"] * 2
-    found = fill_mask(Loaded(*masked, words), texts, count=100, details=True)
+    found = fill_mask_with_details(Loaded(*masked, words), texts, count=100)
     assert [len(text) for text in found] == [1, 1, 3] * 2
     for text, masks in zip(texts, found, strict=True):
         ids = [words.special.bos, *words.encode_inputs([text])[0], words.special.eos]
@@ -138,7 +145,7 @@ def test_candidates_are_the_models_probabilities_at_each_mask(masked, words, ass
             assert [words.id_of(candidate.token) for candidate in candidates] == order.tolist()
             assert_equal([candidate.probability for candidate in candidates], shares[order])
             assert abs(sum(candidate.probability for candidate in candidates) - 1.0) < 1e-6
-    assert len(fill_mask(Loaded(*masked, words), texts, details=True)[0][0]) == 5
+    assert len(fill_mask_with_details(Loaded(*masked, words), texts)[0][0]) == 5
     assert {c.text for c in found[1][0]} >= {"boat", "money", ""}
 
 
@@ -182,7 +189,7 @@ def test_a_mask_stands_where_the_token_of_a_word_would(tokenizer, text, whole):
 @pytest.mark.parametrize("count", [0, 2.5, "5"])
 def test_a_count_that_is_no_positive_integer_is_refused(masked, words, count):
     with pytest.raises(ConfigError, match=f"count={count!r}, but it must be an integer, at least"):
-        fill_mask(Loaded(*masked, words), ["a <mask>"], count=count, details=True)
+        fill_mask_with_details(Loaded(*masked, words), ["a <mask>"], count=count)
 
 
 def test_a_text_whose_masks_cannot_be_filled_is_refused(masked, words):
@@ -204,7 +211,7 @@ def any_model(request, random_params):
 
 
 def test_a_word_in_two_sentences_has_one_learned_and_two_contextual_vectors(any_model, words):
-    lends, leaves = embed(Loaded(*any_model, words), SENTENCES[:2], details=True)
+    lends, leaves = embed_with_details(Loaded(*any_model, words), SENTENCES[:2])
     causal = isinstance(any_model[0], DecoderOnly)
     names = [" the", " bank", " lends", " money"]
     assert lends.tokens == (names if causal else ["<bos>", *names, "<eos>"])
@@ -219,7 +226,7 @@ def test_vectors_are_the_models_own_and_that_of_a_text_their_mean(any_model, wor
     causal = isinstance(model, DecoderOnly)
     texts = SENTENCES if causal else [*SENTENCES, ""]
     for text, found in zip(
-        texts, embed(Loaded(*any_model, words), texts, details=True), strict=True
+        texts, embed_with_details(Loaded(*any_model, words), texts), strict=True
     ):
         ids = words.encode(text)
         if causal:
@@ -240,7 +247,7 @@ def test_vectors_are_the_models_own_and_that_of_a_text_their_mean(any_model, wor
     for mode, i in (("cls", 0), ("lasttoken", -1)):
         assert_equal(
             embed(loaded, texts, pooling=mode)[1],
-            embed(loaded, texts[1], details=True).contextual[i],
+            embed_with_details(loaded, texts[1]).contextual[i],
         )
 
 
@@ -252,7 +259,7 @@ def test_a_text_that_has_no_vectors_is_refused(masked, decoder, words):
         match="texts are longer than max_len=23 tokens, the first is text 1 with 24",
     ):
         embed(Loaded(*masked, words), ["boat " * 22])
-    assert len(embed(Loaded(*decoder, words), ["boat " * 23], details=True)[0].tokens) == 23
+    assert len(embed_with_details(Loaded(*decoder, words), ["boat " * 23])[0].tokens) == 23
     with pytest.raises(ConfigError, match="pooling='first', but it must be one of cls, max, mean"):
         embed(Loaded(*masked, words), "boat", pooling="first")
     with pytest.raises(ConfigError, match="prompt='query', but the folder's prompts are none"):
@@ -266,12 +273,12 @@ def test_a_patched_model_scores_and_embeds_as_the_model_without_its_head(decoder
     without = jax.tree.map(np.copy, params)
     without["decoder"]["blocks_0"]["attention"]["out"]["kernel"][1] = 0.0
     both = (patched, params), (model, without)
-    found, expected = (score(Loaded(*one, words), SENTENCES, details=True) for one in both)
+    found, expected = (score_with_details(Loaded(*one, words), SENTENCES) for one in both)
     assert [x.nats for x in found] == pytest.approx([x.nats for x in expected], rel=1e-5)
     assert found[0].nats != pytest.approx(
-        score(Loaded(*decoder, words), SENTENCES, details=True)[0].nats, rel=1e-3
+        score_with_details(Loaded(*decoder, words), SENTENCES)[0].nats, rel=1e-3
     )
-    vectors = (embed(Loaded(*one, words), SENTENCES, details=True) for one in both)
+    vectors = (embed_with_details(Loaded(*one, words), SENTENCES) for one in both)
     for ours, theirs in zip(*vectors, strict=True):
         np.testing.assert_allclose(ours.contextual, theirs.contextual, atol=1e-4)
 

@@ -21,6 +21,7 @@ from jaxformer.pipelines import (
     max_target_length,
     score_pairs,
     translate,
+    translate_with_details,
 )
 from jaxformer.pretrained import Loaded
 from jaxformer.text.tokenizers import BOS, EOS, PAD, UNK, Tokenizer, train_characters
@@ -76,7 +77,7 @@ def test_a_source_stands_between_the_tokens_of_the_tokenizers_template_or_before
 
 
 def run(system, lines, search=SEARCH, options=OPTIONS):
-    return translate(Loaded(*system), lines, search, options, details=True)
+    return translate_with_details(Loaded(*system), lines, search, options)
 
 
 def random_lines(rng, count, longest=15):
@@ -201,7 +202,7 @@ def test_learned_positions_end_a_translation_at_max_len(random_params, system):
     model, ids = EncoderDecoder(config), jnp.ones((2, 3), jnp.int32)
     params = random_params(model, ids, ids)
     search = SearchConfig(beam_size=1)
-    found = translate(Loaded(model, params, *system[2:]), ["abcdefghij", "k"], search, details=True)
+    found = translate_with_details(Loaded(model, params, *system[2:]), ["abcdefghij", "k"], search)
     assert all(1 <= len(line[0].ids) <= 11 for line in found)
     assert max_target_length(config, 11, search) == 11
     assert max_target_length(system[0].config, 11, search) == 61
@@ -221,7 +222,7 @@ def test_special_ids_of_a_tokenizer_that_are_not_the_models_are_refused(system):
     late = train_characters([LETTERS], special_tokens=("<pad>", "<eos>", "<unk>"))
     for tokenizer, ids in ((bare, "EOS None"), (other, "EOS 2 and padding 1"), (late, "EOS 1")):
         with pytest.raises(DataError, match=rf"eos=\(2,\) and pad=0, but the tokenizer has {ids}"):
-            translate(Loaded(*system[:2], tokenizer), ["abc"], details=True)
+            translate_with_details(Loaded(*system[:2], tokenizer), ["abc"])
 
 
 def test_ids_and_lengths_that_the_model_cannot_have_are_refused(system):
@@ -252,11 +253,11 @@ def test_ids_beyond_the_tokenizer_are_never_written_and_logits_that_are_nan_are_
     norm = params["decoder"]["final_norm"]
     norm["scale"][0], norm["bias"][0] = 0.0, 10.0
     loaded = Loaded(model, params, *system[2:])
-    found = translate(loaded, ["abc", "d"], beam_size=2, details=True)
+    found = translate_with_details(loaded, ["abc", "d"], beam_size=2)
     assert all(max(each.ids) < 16 for line in found for each in line)
     params["output"]["kernel"][:] = np.nan
     with pytest.warns(UserWarning, match="the model's logits are NaN: the translations mean"):
-        found = translate(loaded, ["abc", "d"], beam_size=2, details=True, max_new_tokens=5)
+        found = translate_with_details(loaded, ["abc", "d"], beam_size=2, max_new_tokens=5)
     assert all(np.isnan(each.score) for line in found for each in line)
 
 
@@ -269,7 +270,7 @@ def test_a_translation_that_is_cut_gets_no_eos_where_eos_is_the_id_of_padding_to
     output[0, [0, 1, 2, 3]] = -9.0
     loaded = Loaded(model, params | {"output": {"kernel": output}}, bare)
     cut = {"at_max_length": "cut", "eos": (0,), "pad": 1, "bos": 3, "max_new_tokens": 5}
-    found = translate(loaded, ["abc", "k"], beam_size=2, details=True, **cut)
+    found = translate_with_details(loaded, ["abc", "k"], beam_size=2, **cut)
     assert all(len(each.ids) == 5 and 0 not in each.ids for line in found for each in line)
 
 

@@ -35,5 +35,5 @@ lines: list[str] = jaxformer.translate(loaded, ["a line"])
 number: float = jaxformer.score(loaded, "a line")
 one: str = jaxformer.translate(loaded, ["a line"])  # error
 several: list[str] = jaxformer.complete(loaded, "a line")  # error
-ids: list[int] = jaxformer.complete(loaded, "a line", details=True).ids
-text: str = jaxformer.fill_mask(loaded, "a <mask>", details=True)  # error
+ids: list[int] = jaxformer.complete_with_details(loaded, "a line").ids
+text: str = jaxformer.fill_mask_with_details(loaded, "a <mask>")  # error

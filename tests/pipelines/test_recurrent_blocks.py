@@ -1,0 +1,151 @@
+"""A block with a recurrent state between blocks that attend: its cache cannot be truncated."""
+
+import dataclasses
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import jaxformer as jf
+from jaxformer.decoding import CompletionOptions, SamplingConfig
+from jaxformer.nn.blocks import Block
+from jaxformer.nn.models import DecoderOnly
+from jaxformer.pipelines import stream
+from jaxformer.text.tokenizers import train_characters
+from tests.configs import small
+
+WIDTH = 14
+PROMPTS = ["abcab", "ka", "hgf edc bak jihg fed cab", "ab", "ba", "  cabcd", "f"]
+SAMPLING = SamplingConfig(max_new_tokens=7, temperature=1.5)
+CONFIG = small(
+    vocab_size=16,
+    d_model=WIDTH,
+    num_heads=2,
+    head_dim=6,
+    num_decoder_layers=3,
+    max_len=53,
+    norm__placement="pre",
+    positions=jf.Rotary(),
+)
+
+
+class State(struct.PyTreeNode):
+    """The recurrent state [B, D] of a layer, which forgets nothing that it has read."""
+
+    can_truncate: ClassVar[bool] = False
+    state: jax.Array
+    max_length: int = struct.field(pytree_node=False)
+
+
+class RecurrentBlock(Block):
+    """x + h with h_t = 0.8 h_{t-1} + tanh(x_t), before the feed-forward network."""
+
+    def states(self, x, first):
+        def step(h, x):
+            h = 0.8 * h + jnp.tanh(x)
+            return h, h
+
+        last, states = jax.lax.scan(step, first, x.swapaxes(0, 1))
+        return last, states.swapaxes(0, 1)
+
+    def __call__(self, x, mask=None, **inputs):
+        _, states = self.states(x, jnp.full_like(x[:, 0], 0.5))
+        return self.after_attention(x, states, None, None, None)
+
+    def decode(self, x, layer_cache, mask, **inputs):
+        last, states = self.states(x, layer_cache.state)
+        y = self.after_attention(x, states, None, None, None)
+        return y, layer_cache.replace(state=last)
+
+
+def make_block(layer=None, **fields):
+    """Every second block is recurrent: a stack of two classes."""
+    kind = RecurrentBlock if layer % 2 else Block
+    return kind(layer=layer, **fields)
+
+
+class RecurrentModel(DecoderOnly):
+    def init_cache(self, batch_size, *, max_length, num_beams=1):
+        cache = super().init_cache(batch_size, max_length=max_length, num_beams=num_beams)
+        state = State(jnp.full((batch_size, WIDTH), 0.5), max_length)
+        return cache.replace(layers=(cache.layers[0], state, cache.layers[2]))
+
+
+@pytest.fixture(scope="module")
+def loaded(random_params):
+    model = RecurrentModel(CONFIG, block=make_block)
+    params = random_params(model, jnp.ones((2, 3), jnp.int32))
+    return jf.Loaded(model, params, train_characters(["abcdefghijk "]))
+
+
+def expected_log_probs(loaded, prompt, ids):
+    """The log-probability of each of `ids` by the whole forward pass."""
+    read = [*prompt, *ids]
+    logits = loaded.model.apply({"params": loaded.params}, np.array([read[:-1]]))
+    log_probs = jax.nn.log_softmax(logits[0])[len(prompt) - 1 :]
+    return np.take_along_axis(np.asarray(log_probs), np.array(ids)[:, None], axis=1)[:, 0]
+
+
+def test_a_cache_with_a_recurrent_layer_says_that_it_cannot_be_truncated(loaded):
+    cache = loaded.model.init_cache(2, max_length=5)
+    assert not cache.can_truncate
+    assert DecoderOnly(CONFIG).init_cache(2, max_length=5).can_truncate
+
+
+def test_prompts_of_other_lengths_are_read_without_padding(loaded, assert_equal):
+    found = jf.complete_with_details(loaded, PROMPTS, SAMPLING)
+    for prompt, completion in zip(PROMPTS, found, strict=True):
+        ids = loaded.tokenizer.encode(prompt)
+        assert_equal(completion.log_probs, expected_log_probs(loaded, ids, completion.ids))
+    pieces = dict.fromkeys(range(len(PROMPTS)), "")
+    for number, piece in stream(loaded, PROMPTS, SAMPLING):
+        pieces[number] += piece
+    assert [*pieces.values()] == [completion.text for completion in found]
+
+
+def test_a_text_that_slides_begins_with_an_empty_state_again(loaded, assert_equal):
+    short = dataclasses.replace(loaded.model.config, max_len=12)
+    model = loaded.model.clone(config=short)
+    options = CompletionOptions(overflow="slide", eos=())
+    sampling = dataclasses.replace(SAMPLING, max_new_tokens=11, suppress_tokens=(2,))
+    (found,) = jf.complete_with_details(
+        dataclasses.replace(loaded, model=model), ["abcab ka"], sampling, options
+    )
+    prompt = loaded.tokenizer.encode("abcab ka")
+    whole = [*prompt, *found.ids]
+    assert len(found.ids) == 11
+    # Each round of 6 tokens sees the last 6 before it.
+    for begun in (0, 6):
+        end = len(prompt) + begun
+        ids = found.ids[begun : begun + 6]
+        expected = expected_log_probs(loaded, whole[end - 6 : end], ids)
+        assert_equal(found.log_probs[begun : begun + 6], expected)
+
+
+def test_continuations_are_scored_without_padding(loaded, assert_equal):
+    questions = [("abc", ["ka", "b"]), ("hgf edc", ["bak", "k", "ab"])]
+    for (context, continuations), scores in zip(
+        questions, jf.score_continuations(loaded, questions), strict=True
+    ):
+        ids = loaded.tokenizer.encode(context)
+        for continuation, each in zip(continuations, scores, strict=True):
+            assert each.ids == loaded.tokenizer.encode(continuation)
+            context_ids = [loaded.tokenizer.special.bos, *ids]
+            assert_equal(each.log_probs, expected_log_probs(loaded, context_ids, each.ids))
+
+
+def test_a_stack_of_blocks_of_two_classes_decodes_in_jit(loaded, assert_equal):
+    model, tokens = loaded.model, jnp.array([[4, 5, 7, 6, 9], [9, 8, 4, 4, 5]])
+
+    @jax.jit
+    def decode(params, tokens):
+        apply = model.apply
+        cache = apply({"params": params}, 2, max_length=5, method="init_cache")
+        logits, _ = apply({"params": params}, tokens[:, None], cache, method="decode_step")
+        return logits[:, 0]
+
+    whole = model.apply({"params": loaded.params}, tokens)
+    assert_equal(decode(loaded.params, tokens), whole)
