@@ -1,14 +1,16 @@
-"""Lists, compares and shows runs: `python -m experiments.runs [WORD] RUN|SWEEP ..`.
+"""Lists, compares and shows runs: `python -m experiments.runs [WORD] FOLDER ..`.
 
-  list     a line for each run: state, steps, scores, start and parent (without a WORD: this)
-  compare  scores with intervals and paired tests, as text, Markdown, LaTeX or CSV
+  list     each run's state, steps, scores, start and parent (the default)
+  compare  scores with intervals and paired tests, as text, Markdown, LaTeX, CSV
   diff     the settings in which two runs differ
   plot     learning curves, with a band over seeds
-  page     an HTML page: scores, curves and samples of runs; of one also attention and settings
+  page     an HTML page: scores, curves and samples; of one run also attention
 
-A folder stands for all runs below it; WORD --help shows the options of a word.
+FOLDER is of a run or of a sweep, and stands for all runs below it. Options may
+stand before the word or after it; WORD --help shows them.
 """
 
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -112,7 +114,8 @@ class PageOptions(Checked):
 def list_runs(options: ListOptions) -> None:
     """Prints a line for each run and each sweep: its state, steps, scores, start and parent.
 
-    A run that never began, as its start was refused, is left out.
+    On a terminal that is too narrow, lines. A run that never began, as its start was refused, is
+    left out.
     """
     facts = {}
     for root in options.runs:
@@ -126,7 +129,8 @@ def list_runs(options: ListOptions) -> None:
         raise DataError(f"there is no run in {', '.join(options.runs)}: train first")
     titles = "state", "steps", "score", "started", "parent"
     rows = [[str(x), *(each.get(title, "-") for title in titles)] for x, each in facts.items()]
-    print(tables.plain(Table(("run", *titles), rows), numbers=False))
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    print(tables.in_columns(Table(("run", *titles), rows), width))
 
 
 def compare(options: CompareOptions) -> None:
@@ -203,19 +207,32 @@ COMMANDS: dict[str, Callable[[Any], None]] = {
 
 def main(args: Sequence[str]) -> None:
     """Runs the word that `args` begin with, or `list`."""
-    word = next(iter(args), "list")
-    if word in ("-h", "--help"):
+    if args and args[0] in ("-h", "--help"):
         print((__doc__ or "").strip())
         return
-    if word in COMMANDS:
-        args = args[1:]
-    elif word.startswith("-") or storage.to_path(word).exists():
-        word = "list"
-    else:
-        raise ConfigError(f"{word!r} is neither a folder nor one of {', '.join(COMMANDS)}")
+    word, words = _split_word(args)
     command = COMMANDS[word]
     options = get_type_hints(command)["options"]()
-    command(cli.parse({"default": options}, list(args), command.__doc__, positional="runs"))
+    command(cli.parse({"default": options}, words, command.__doc__, positional="runs"))
+
+
+def _split_word(args: Sequence[str]) -> tuple[str, list[str]]:
+    """The word of `args`, first or after options, and the other words; `list` where there is none.
+
+    Raises `ConfigError` for a first word that is neither a word of `COMMANDS` nor a folder.
+    """
+    first = next(iter(args), "--")
+    if first.startswith("-"):
+        words = [number for number, arg in enumerate(args) if arg in COMMANDS]
+    elif first in COMMANDS:
+        words = [0]
+    elif storage.to_path(first).exists():
+        words = []
+    else:
+        raise ConfigError(f"{first!r} is neither a folder nor one of {', '.join(COMMANDS)}")
+    if not words:
+        return "list", [*args]
+    return args[words[0]], [*args[: words[0]], *args[words[0] + 1 :]]
 
 
 def _page_contents(folder: Path, experiment: str) -> Callable[..., pages.Contents] | None:

@@ -457,6 +457,7 @@ def test_an_exported_run_is_read_as_one_of_transformers(objective, request, logi
     np.testing.assert_allclose(*logits, rtol=1e-5, atol=1e-6)
     card = (tmp_path / "out" / "README.md").read_text()
     assert '"text_sha256"' in card and "step" in card and "licence of the training" in card
+    assert "- corpus: files\n- train: a.txt, b.txt\n" in card and "python_stdlib" not in card
     refused(call(export, options), 2, "is there already")
     again = {"--run": tmp_path / "out", "--out": tmp_path / "again"}
     refused(call(export, again), 2, "of transformers already")

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import jaxformer as jf
+from experiments import runs
 from experiments.harness.results import pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
@@ -144,7 +145,7 @@ def test_a_single_run_has_one_colour_for_training_and_one_for_validation(tmp_pat
     training, validation = page.legend["training"], page.legend["validation"]
     assert page.colors("loss by step") == {training, validation}
     assert page.colors("validation_bleu by step") == {validation}
-    assert len(page.charts) == 2, "no padding is no chart, and two points are none"
+    assert list(page.charts) == ["loss by step", "validation_bleu by step", "own by step"]
     assert "loss (nats per token, log scale)" in page.charts["loss by step"]
     assert len(page.source) < 30_000, "long curves are thinned"
 
@@ -257,6 +258,59 @@ def test_runs_of_other_texts_prompts_and_steps_are_on_one_page(tmp_path):
         row["prompt"]: list(row.values())[1:] for row in Page(runs_page(models)).table("prompt")
     }
     assert rows == {"one": ["by d", ""], "two": ["by d", "by e"], "three": ["", "by e"]}
+
+
+def test_an_unfinished_and_a_damaged_run_and_a_duplicate_do_not_end_the_overview(sweep, capsys):
+    shutil.copytree(sweep / "w7-0", sweep / "again")
+    failed = shutil.copytree(sweep / "w8-0", sweep / "w10-0")
+    config = json.loads((failed / "config.json").read_text())
+    (failed / "config.json").write_text(json.dumps(config | {"model": {"width": 10}}))
+    (failed / "env.json").write_text(json.dumps({"failed": "the disk is full"}))
+    (failed / "weights.json").unlink()
+    (sweep / "w9-1" / "samples" / "test.tsv").write_text("source\tmodel\treference\na\tb\tc\n")
+    page, comparison = Page(runs_page([sweep])), compare([sweep])
+    assert [(x.name, len(x.runs)) for x in comparison.groups] == [
+        ("width=7", 2), ("width=8", 2), ("width=9", 1)
+    ]  # fmt: skip
+    assert "w10-0: failed at step 11: the disk is full" in page.said
+    said = "left out, with settings and seed of another run: "
+    assert any(f"{said}{name}" in page.said for name in ("again", "w7-0"))
+    assert "gives bleu 0.0000, but scores.json says" in page.said
+    assert "width=8: " in page.charts["Scores"] and "not compared" not in page.said
+    rows = page.table("model.width")
+    assert {row["model.width"] for row in rows} == {"7", "8", "9", "10"}
+    runs.main(["compare", str(sweep)])
+    assert said in capsys.readouterr().out
+
+
+def test_runs_of_one_seed_are_no_seeds(tmp_path):
+    for number in range(8):
+        run = write_run(tmp_path / f"again-{number}", worse(TEXT, 0.2, 3), TEXT)
+        logged(run, (3, 7), loss=float)
+    page = Page(runs_page([tmp_path]))
+    assert list(page.legend) == ["again-0 (8 runs of seed 0)"]
+    assert "8 seeds" not in page.said and "again-7" in page.said
+    (score,) = compare([tmp_path]).groups
+    assert len(score.runs) == 1
+
+
+@pytest.mark.parametrize("steps", [(7,), (7, 13)])
+def test_a_run_of_one_or_two_logged_steps_has_curves(steps, tmp_path):
+    run = logged(write_run(tmp_path / "a", TEXT, TEXT), steps, loss=float)
+    for page in (Page(run_page(run)), Page(runs_page([run, run]))):
+        assert "stroke" in page.charts["loss by step"]
+        assert len(re.findall("<use ", page.charts["loss by step"])) >= len(steps), "a dot at each"
+
+
+def test_a_long_name_stands_above_its_score_and_whole(tmp_path):
+    names = [f"a-name-of-{length}-characters".ljust(length, "x") for length in (29, 43)]
+    for name, share, width in zip(names, (0.1, 0.3), (7, 8), strict=True):
+        write_run(tmp_path / name, worse(TEXT, share, 3), TEXT, width=width, seed=width)
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        config["model"] |= {"first": "x" * 40 + name}
+        (tmp_path / name / "config.json").write_text(json.dumps(config))
+    strip = Page(runs_page([tmp_path])).charts["Scores"]
+    assert re.search(f">{names[0]}: [^<]*best mean<", strip) and f">{names[1]}<" in strip
 
 
 IN_BROWSER = """

@@ -2,10 +2,13 @@
 
 import json
 import re
+import sys
 
 import pytest
 
 from experiments import runs
+from experiments.harness.results.run_facts import seconds_of
+from experiments.harness.results.tables import Table, in_columns
 from jaxformer.checkpoint.lock import lock
 from tests.experiments.finished_runs import sentences, worse, write_run
 from tests.faults import states
@@ -93,7 +96,56 @@ def test_the_settings_that_differ_are_named_with_both_values(folder, capsys):
 def test_a_word_is_in_the_help_and_its_own_help_fits_a_screen(word, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     runs.main(["--help"])
-    assert f"\n  {word}  " in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert f"\n  {word}  " in shown and max(map(len, shown.splitlines())) <= 80
     with pytest.raises(SystemExit) as end:
         runs.main([word, "--help"])
-    assert end.value.code == 0 and len(capsys.readouterr().out.splitlines()) <= 60
+    lines = capsys.readouterr().out.splitlines()
+    assert end.value.code == 0 and len(lines) <= 60 and max(map(len, lines)) <= 80
+
+
+def test_a_list_fits_into_the_columns_of_a_terminal(folder, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    runs.main(["list", str(folder)])
+    lines = capsys.readouterr().out.splitlines()
+    names = [line for line in lines if not line.startswith(" ")]
+    assert [name.rpartition("/")[2] for name in names] == ["begun", "done"]
+    others = [line for line in lines if line.startswith("  ")]
+    assert others and max(map(len, others)) <= 80
+    assert "state done" in " ".join(others) and "score test BLEU 39.54" in " ".join(others)
+
+
+def test_a_table_that_fits_is_a_table_also_on_a_terminal():
+    table = Table(("run", "state"), [("a", "done"), ("b", "-")])
+    assert in_columns(table, 80) == in_columns(table, None) == "run  state\na    done\nb    -"
+    assert in_columns(table, 8) == "a\n  state\n  done\nb"
+
+
+@pytest.mark.parametrize(
+    ("starts", "seconds"),
+    [
+        ([{"time": "10:00:00", "finished": "10:04:06"}], 246.0),
+        ([{"time": "10:00:00", "seconds": 29}, {"time": "11:00:00", "finished": "11:00:31"}], 60.0),
+        ([{"time": "10:00:00", "finished": "10:04:06", "seconds": 200}, {"failed": "x"}], 246.0),
+        ([{"time": "10:00:00", "seconds": 29}], None),
+        ([{"time": "10:00:00"}, {"time": "11:00:00", "finished": "11:00:31"}], None),
+    ],
+)
+def test_the_time_of_a_run_survives_a_start_that_was_refused(starts, seconds):
+    text = re.sub(r"(\d\d:\d\d:\d\d)", r"2026-11-29T\1+00:00", json.dumps(starts))
+    *earlier, last = json.loads(text)
+    assert seconds_of({**last, "earlier": earlier}) == seconds
+
+
+def test_options_may_stand_before_the_word(tmp_path, capsys):
+    text = sentences(13, seed=1)
+    run = write_run(tmp_path / "a", worse(text, 0.3, 3), text)
+    printed = []
+    for args in (
+        ["compare", str(run), "--format", "csv"],
+        ["--format", "csv", "compare", str(run)],
+    ):
+        runs.main(args)
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1] and printed[0].startswith("bleu,n,mean")

@@ -17,6 +17,7 @@ from experiments.harness.results.groups import (
 )
 from experiments.harness.runs import bootstrap, intervals
 from experiments.harness.runs.run_folder import read_result
+from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 
 _UNKNOWN = float("nan")
@@ -61,6 +62,8 @@ class Comparison(NamedTuple):
     differences: list[Difference]
     passed_over: str = ""
     """The metric that usually compares such runs, but is alike for all of these; "": none."""
+    left_out: Sequence[str] = ()
+    """A line for the runs of a folder that cannot be compared, with the reason."""
 
 
 def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> Comparison:
@@ -68,39 +71,113 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
 
     Runs whose settings differ in the seed alone are a group. `baseline` is a run of the group that
     the others are compared with; "" is the first run. Raises `ConfigError` and `DataError` for runs
-    that cannot be compared: not finished, without the metric, or scored on different texts.
+    that cannot be compared: not finished, without the metric, of the same settings and seed, or
+    scored on different texts. Those that `paths` do not name, but that lie below a folder, are left
+    out instead, unless no other run is left.
     """
-    folders = expand(paths, finished=True)
-    passed_over = ""
+    return compare_groups(group_runs(expand(paths, finished=True), baseline), paths, metric)
+
+
+def compare_groups(
+    groups: Sequence[Group], paths: Sequence[str | Path], metric: str = ""
+) -> Comparison:
+    """Compares `groups` of the runs in `paths`, with the first one, as `compare` does."""
+    named = {storage.to_path(path) for path in paths}
+    passed_over, left_out = "", _LeftOut(named)
     if not metric:
-        scores = [read_result(folder).scores for folder in folders]
-        metric, usual = main_metric(*scores), main_metric(scores[0])
-        passed_over = usual if usual != metric else ""
-    groups = [_scored(group, metric) for group in group_runs(folders, baseline)]
-    runs = [run for group in groups for run in group.runs]
-    _check_texts(runs, metric)
+        metric, passed_over = _default_metric(groups, left_out)
+    scored = [(group, _scored_runs(group, metric, left_out)) for group in groups]
+    all_runs = [run for _, runs in scored for run in runs]
+    if not all_runs:
+        raise left_out.first
+    kept = _of_one_text(all_runs, metric, left_out)
+    scores = [
+        _group_score(group.name, runs)
+        for group, runs in ((group, [x for x in runs if x in kept]) for group, runs in scored)
+        if runs
+    ]
     return Comparison(
         metric,
-        runs[0].text,
-        runs[0].signature,
-        groups,
-        [_difference(group, groups[0]) for group in groups[1:]],
+        kept[0].text,
+        kept[0].signature,
+        scores,
+        [_difference(score, scores[0]) for score in scores[1:]],
         passed_over,
+        left_out.lines(),
     )
 
 
-def _scored(group: Group, metric: str) -> GroupScore:
-    runs = [read_scored(folder, metric) for folder in group.folders]
-    for before, after in zip(runs, runs[1:], strict=False):
-        if before.seed == after.seed:
-            raise ConfigError(
-                f"{before.folder} and {after.folder} have the same settings and seed: give one"
-            )
+class _LeftOut:
+    """The runs of a folder that are left out of a comparison; a run that is `named` never is."""
+
+    def __init__(self, named: set[Path]):
+        self._named = named
+        self._reasons: dict[Path, ConfigError | DataError] = {}
+
+    def add(self, folder: Path, reason: ConfigError | DataError) -> None:
+        """Leaves the run in `folder` out; raises the `reason` where it was named."""
+        if folder in self._named:
+            raise reason
+        self._reasons.setdefault(folder, reason)
+
+    @property
+    def first(self) -> ConfigError | DataError:
+        """The reason why the first run is left out."""
+        return next(iter(self._reasons.values()))
+
+    def lines(self) -> list[str]:
+        """A line for each reason but of duplicates, which are one line."""
+        again = [x for x, why in self._reasons.items() if isinstance(why, _SameRun)]
+        lines = [str(why) for x, why in self._reasons.items() if x not in again]
+        if again:
+            names = ", ".join(folder.name for folder in again)
+            lines.append(f"left out, with settings and seed of another run: {names}")
+        return lines
+
+
+class _SameRun(ConfigError):
+    """A run has the settings and the seed of another one."""
+
+
+def _default_metric(groups: Sequence[Group], left_out: _LeftOut) -> tuple[str, str]:
+    """The metric that compares the runs of `groups`, and the usual one if it is alike for all."""
+    scores = []
+    for group in groups:
+        for folder in group.folders:
+            try:
+                scores.append(read_result(folder).scores)
+            except (ConfigError, DataError) as error:
+                left_out.add(folder, error)
+    if not scores:
+        raise left_out.first
+    metric, usual = main_metric(*scores), main_metric(scores[0])
+    return metric, usual if usual != metric else ""
+
+
+def _scored_runs(group: Group, metric: str, left_out: _LeftOut) -> list[ScoredRun]:
+    """The runs of `group` that have the metric, one of each seed."""
+    runs: dict[int, ScoredRun] = {}
+    for folder in group.folders:
+        try:
+            run = read_scored(folder, metric)
+        except (ConfigError, DataError) as error:
+            left_out.add(folder, error)
+            continue
+        if run.seed in runs:
+            before = runs[run.seed].folder
+            same = f"{before} and {folder} have the same settings and seed: give one"
+            left_out.add(folder, _SameRun(same))
+        else:
+            runs[run.seed] = run
+    return list(runs.values())
+
+
+def _group_score(name: str, runs: Sequence[ScoredRun]) -> GroupScore:
     values = np.array([run.value for run in runs])
     resampled = _resampled(runs)
     return GroupScore(
-        group.name,
-        runs,
+        name,
+        [*runs],
         float(values.mean()),
         float(values.std(ddof=1)) if len(values) > 1 else _UNKNOWN,
         intervals.t_half_width(values),
@@ -152,23 +229,34 @@ def _resampled(runs: Sequence[ScoredRun]) -> Float[np.ndarray, "resamples runs"]
     return bootstrap.resampled_scores(np.stack(items), score)
 
 
-def _check_texts(runs: Sequence[ScoredRun], metric: str) -> None:
-    """Raises `DataError` unless all runs were scored on the text of the first one, in one way."""
-    first = runs[0]
+def _of_one_text(runs: Sequence[ScoredRun], metric: str, left_out: _LeftOut) -> list[ScoredRun]:
+    """The runs that were scored on the text of the first one, in one way."""
+    kept = [runs[0]]
     for run in runs[1:]:
-        if run.digest != first.digest:
-            raise DataError(
-                f"{first.folder} was scored on the {first.text} text {first.digest[:12] or '?'}, "
-                f"{run.folder} on the {run.text} text {run.digest[:12] or '?'}: score all runs on "
-                "one text (--data.test)"
-            )
-        if run.signature != first.signature:
-            raise DataError(
-                f"{metric} of {first.folder} has the signature {first.signature}, that of "
-                f"{run.folder} {run.signature}: score one of them again"
-            )
-        if run.unit != first.unit:
-            raise DataError(
-                f"{first.folder} and {run.folder} cut the text into different tokens, so {metric} "
-                "cannot be compared: give --metric bits_per_byte"
-            )
+        difference = _difference_in_text(runs[0], run, metric)
+        if difference:
+            left_out.add(run.folder, DataError(difference))
+        else:
+            kept.append(run)
+    return kept
+
+
+def _difference_in_text(first: ScoredRun, run: ScoredRun, metric: str) -> str:
+    """The reason why the scores of two runs cannot be compared; "" where they can."""
+    if run.digest != first.digest:
+        return (
+            f"{first.folder} was scored on the {first.text} text {first.digest[:12] or '?'}, "
+            f"{run.folder} on the {run.text} text {run.digest[:12] or '?'}: score all runs on "
+            "one text (--data.test)"
+        )
+    if run.signature != first.signature:
+        return (
+            f"{metric} of {first.folder} has the signature {first.signature}, that of "
+            f"{run.folder} {run.signature}: score one of them again"
+        )
+    if run.unit != first.unit:
+        return (
+            f"{first.folder} and {run.folder} cut the text into different tokens, so {metric} "
+            "cannot be compared: give --metric bits_per_byte"
+        )
+    return ""

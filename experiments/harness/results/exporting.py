@@ -151,7 +151,7 @@ def model_card(options: ExportOptions, run: Published, inexpressible: Sequence[s
         task=run.task,
         name=config.name,
         command=cli.own_command(),
-        corpus=data.corpus,
+        corpus="files" if any(names["train"]) else data.corpus,
         parts={part: [Path(x).name for x in paths if x] for part, paths in names.items()},
         tokenizer=Path(data.tokenizer).name,
         scores=json.dumps(scores, indent=2, sort_keys=True) if scores else "",

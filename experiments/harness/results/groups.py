@@ -53,6 +53,17 @@ class Group(NamedTuple):
         """The seed of each run."""
         return [seed_of(folder) for folder in self.folders]
 
+    @property
+    def label(self) -> str:
+        """The name, with the number of seeds; of runs that share seeds, with the number of runs."""
+        runs, seeds = len(self.folders), len(set(self.seeds))
+        if runs == 1:
+            return self.name
+        if runs == seeds:
+            return f"{self.name} ({runs} seeds)"
+        shared = f"of seed {self.seeds[0]}" if seeds == 1 else f"of {seeds} seeds"
+        return f"{self.name} ({runs} runs {shared})"
+
 
 def find_runs(folders: Iterable[str | Path]) -> Iterator[Path]:
     """The folders in or below `folders` that hold a run; numbers in names are in their order."""

@@ -16,7 +16,7 @@ from experiments.harness import cli
 from experiments.harness.cli import config_files
 from experiments.harness.results import plots, tables
 from experiments.harness.results.attention_views import AttentionView
-from experiments.harness.results.comparing import Comparison, compare
+from experiments.harness.results.comparing import Comparison, compare_groups
 from experiments.harness.results.groups import Group, expand, group_runs, sample_texts
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.run_facts import COUNTS, RunFacts
@@ -103,29 +103,49 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
     folders = expand(paths)
     groups = group_runs(folders, baseline)
     styles = plots.styles(group.name for group in groups)
-    try:
-        scores = _compared(compare(paths, metric, baseline), groups, styles)
-    except (ConfigError, DataError) as error:
-        scores = {"warnings": [f"The runs are not compared: {cli.sentence(error)}"]}
-    whole = storage.to_path(paths[0]).absolute()
     runs = [(group, RunFacts(folder)) for group in groups for folder in group.folders]
     rows = [(group, run.describe()) for group, run in runs]
+    ended = [run.folder for _, run in runs if run.state == "done"]
+    finished = [
+        group._replace(folders=[folder for folder in group.folders if folder in ended])
+        for group in groups
+    ]
+    try:
+        if not ended:
+            raise ConfigError("none of them has ended")
+        scores = _compared(compare_groups(finished, paths, metric), groups, styles)
+    except (ConfigError, DataError) as error:
+        scores = {"warnings": [f"The runs are not compared: {cli.sentence(error)}"]}
+    unfinished = [
+        f"{run.folder.name}: {run.describe_state()}" for _, run in runs if run.folder not in ended
+    ]
+    scores["warnings"] = unfinished + scores["warnings"]
+    whole = storage.to_path(paths[0]).absolute()
     return _html(
         title=f"{whole.parent.name}: {whole.name}" if len(paths) == 1 else f"{len(folders)} runs",
         command="\n".join(dict.fromkeys(run.environment.get("command", "") for _, run in runs)),
         styles=styles,
-        legend={
-            x.name: f"{x.name} ({len(x.folders)} seeds)" if x.folders[1:] else x.name
-            for x in groups
-        },
+        legend={group.name: group.label for group in groups},
         runs=Table(
             ("group", *_RUN_COLUMNS),
             [[group.name, *(x.get(title, "-") for title in _RUN_COLUMNS)] for group, x in rows],
         ),
         samples=_side_by_side({group.name: sample_texts(group.folders[0]) for group in groups}),
+        differing=_differing(groups),
+        banded=any(len(group.folders) > 1 for group in groups),
         **scores,
         **_charts(plots.logged_curves(groups), styles),
     )
+
+
+def _differing(groups: Sequence[Group]) -> Table | None:
+    """The settings in which `groups` differ, a row for each group; None where there are none."""
+    fields = sorted({field for group in groups for field in group.values})
+    rows = [
+        [group.name, *(group.values.get(field, "-").strip('"') for field in fields)]
+        for group in groups
+    ]
+    return Table(("group", *fields), rows) if fields else None
 
 
 def _compared(comparison: Comparison, groups: Sequence[Group], styles: Styles) -> dict[str, Any]:
@@ -208,7 +228,6 @@ def _paired(curves: Curves) -> Curves:
 
 def _charts(curves: Curves, styles: Styles) -> dict[str, list[str]]:
     """The charts of the loss and of the validation's scores, and charts of all other numbers."""
-    curves = plots.with_lines(curves)
     first = sorted(
         (metric for metric in curves if metric == "loss" or metric.startswith("validation_")),
         key=lambda metric: (not metric.endswith("loss"), "validation" not in metric),

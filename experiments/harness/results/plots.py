@@ -43,8 +43,10 @@ _POINTS = 300
 """Points of all curves of a panel; curves with more are thinned."""
 _DOTS = 20
 """A curve of fewer points has a dot at each."""
-_LONGEST = 36
+_LONGEST = 50
 """Characters of a name in a figure."""
+_LONGEST_WITH_SCORE = 30
+"""Characters of a name that stands in one line with its score."""
 _LOG_RANGE = 10.0
 """A positive curve that spans more than this factor has a logarithmic axis, where one helps."""
 _STYLE = {
@@ -82,7 +84,10 @@ def styles(names: Iterable[str]) -> Styles:
 
 
 def logged_curves(groups: Iterable[Group]) -> Curves:
-    """The curves of all numbers that the runs of `groups` have logged, without curves of zeros."""
+    """The curves of all numbers that the runs of `groups` have logged, without curves of zeros.
+
+    A curve may have a single point.
+    """
     curves: Curves = {}
     for group in groups:
         for folder in group.folders:
@@ -93,15 +98,6 @@ def logged_curves(groups: Iterable[Group]) -> Curves:
                 if any(values):
                     curves.setdefault(metric, {}).setdefault(group.name, []).append((steps, values))
     return curves
-
-
-def with_lines(curves: Curves) -> Curves:
-    """The metrics of `curves` of which some run has more than two points."""
-    return {
-        metric: named
-        for metric, named in curves.items()
-        if any(len(steps) > 2 for runs in named.values() for steps, _ in runs)
-    }
 
 
 def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
@@ -149,7 +145,7 @@ def draw_curves(
     kind, extremes = quantity(metric), []
     for name, runs in named.items():
         color, dash = style[name]
-        label = f"{name} ({len(runs)} seeds)" if len(runs) > 1 else name
+        label = f"{name} ({len(runs)} runs)" if len(runs) > 1 else name
         together = len(aligned(runs)[0]) > 0
         for part in [runs] if together else [[run] for run in runs]:
             steps, values = _thinned(*aligned(part), max(_DOTS, _POINTS // len(named)))
@@ -210,9 +206,12 @@ def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "F
             axes.errorbar(mean, -row, xerr=np.nan_to_num(half), fmt="o", color=color, capsize=3)
             axes.plot(values, [-row] * len(values), "|", color=color)
             short = name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
-            label = f"{short}: {rounding.rounded(mean, half)}"
+            score = rounding.rounded(mean, half)
             if each is best:
-                label += ", best mean"
+                score += ", best mean"
+            label = (
+                f"{short}: {score}" if len(short) <= _LONGEST_WITH_SCORE else f"{short}\n{score}"
+            )
             text = axes.annotate(
                 label,
                 (0.0, -row),

@@ -171,13 +171,28 @@ def devices_of(environment: Mapping[str, Any]) -> str:
 
 
 def seconds_of(environment: Mapping[str, Any]) -> float | None:
-    """The time of a training and its scores by env.json; None where a start does not say how long
-    it was."""
-    earlier = [start.get("seconds") for start in environment.get("earlier", [])]
-    if None in earlier or not {"time", "finished"} <= set(environment):
+    """The time of a training and its scores by env.json; None before its end, and where a start
+    before it does not say how long it was.
+
+    A start after the end, as one that was refused, adds the time in which it logged something.
+    """
+    starts = [*environment.get("earlier", []), environment]
+    ended = [number for number, start in enumerate(starts) if {"time", "finished"} <= set(start)]
+    if not ended:
         return None
-    started, ended = (datetime.fromisoformat(environment[x]) for x in ("time", "finished"))
-    return float(round(sum(earlier) + (ended - started).total_seconds()))
+    seconds = [_seconds_of_start(start) for start in starts]
+    before = seconds[: ended[-1] + 1]
+    if None in before:
+        return None
+    return float(round(sum(x for x in seconds if x is not None)))
+
+
+def _seconds_of_start(start: Mapping[str, Any]) -> float | None:
+    """The time of one start: to its end if it ended a training, else to the last line it logged."""
+    if {"time", "finished"} <= set(start):
+        begun, ended = (datetime.fromisoformat(start[x]) for x in ("time", "finished"))
+        return (ended - begun).total_seconds()
+    return start.get("seconds")
 
 
 def _duration(seconds: float) -> str:

@@ -154,7 +154,8 @@ def describe(comparison: Comparison) -> list[str]:
 
 def warnings(comparison: Comparison) -> list[str]:
     """A line for each difference that may be noise, or that is not paired."""
-    lines = [f"{d.name}: {d.warning}" for d in comparison.differences if d.warning]
+    lines = [*comparison.left_out]
+    lines += [f"{d.name}: {d.warning}" for d in comparison.differences if d.warning]
     if comparison.text == "validation":
         lines.append(
             "the validation text also chose the weights: choose settings by it, report a test text"
@@ -179,6 +180,24 @@ def plain(table: Table, *, numbers: bool = True) -> str:
     # With titles as a row: tabulate makes the columns of a header wider.
     text = _tabulate([table.titles, *table.rows], (), "plain", "right" if numbers else "left")
     return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+def in_columns(table: Table, width: int | None) -> str:
+    """`table` as text in lines of at most `width` columns; None: of any length.
+
+    Where a row is longer, each has a line with its first cell, and the others below it, each after
+    its title; "-" is left out.
+    """
+    text = plain(table, numbers=False)
+    if width is None or max(map(len, text.splitlines())) <= width:
+        return text
+    lines = []
+    for first, *others in table.rows:
+        cells = zip(table.titles[1:], others, strict=True)
+        words = ", ".join(f"{title} {cell}" for title, cell in cells if cell != "-")
+        lines.append(first)
+        lines += textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="  ")
+    return "\n".join(lines)
 
 
 def _latex(table: Table) -> str:
