@@ -171,7 +171,7 @@ def plot(options: PlotOptions) -> None:
             f"no run has logged one of {', '.join(options.metrics)}: give --metrics with one of "
             f"{', '.join(logged)}"
         )
-    plots.learning_curves(curves).savefig(options.output)
+    plots.learning_curves(curves).savefig(storage.to_path(options.output))
     print(f"{', '.join(curves)}: see {options.output}")
 
 

@@ -5,6 +5,7 @@ rise of a noisy series come before its fall? The label depends on two positions 
 model needs attention.
 """
 
+import argparse
 from typing import Any, NamedTuple
 
 import jax
@@ -121,4 +122,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()  # --help
     main()

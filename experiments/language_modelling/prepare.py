@@ -21,6 +21,7 @@ from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.nanogpt_characters import read_characters
 from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS, DataConfig, LanguageConfig
+from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name
 from jaxformer.distributed import assert_processes_agree
@@ -461,14 +462,15 @@ def _make_tokenizer(config: LanguageConfig, parts: list[Part | IdPart]) -> Token
     if name in _PUBLISHED:
         paths = [downloads.find("tokenizers", f"{name}/{file}") for file in _PUBLISHED[name]]
         return tokenizers.load(paths[0].parent)
-    if not Path(name).exists():
+    path = storage.to_path(name)
+    if not path.exists():
         known = ", ".join((*_LEARNED, *_PUBLISHED))
         raise ConfigError(
             f"tokenizer={name!r} is neither one of {known} nor a file or folder with a tokenizer"
         )
-    if Path(name).suffix == ".pkl":
-        return read_characters(Path(name))
-    return tokenizers.load(name)
+    if path.suffix == ".pkl":
+        return read_characters(path)
+    return tokenizers.load(path)
 
 
 def main(config: LanguageConfig) -> None:

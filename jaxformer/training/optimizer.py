@@ -31,7 +31,7 @@ class OptimizerConfig(Checked):
     schedule: ScheduleName = "inverse_square_root"
     """Course of the learning rate after the warm-up."""
     name: OptimizerName = "adam"
-    """The update rule."""
+    """The update rule; adam with `weight_decay` is AdamW."""
     learning_rate: NonNegative = 7e-4
     """The peak learning rate, reached at the end of the warm-up."""
     warmup_steps: Natural = 4_000
@@ -58,6 +58,11 @@ class OptimizerConfig(Checked):
     """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
     def __post_init__(self) -> None:
+        if str(self.name).lower() == "adamw":
+            raise ConfigError(
+                f"name={self.name!r} is adam here, whose weight_decay is decoupled as AdamW's: "
+                "give name='adam' and a weight_decay above 0, such as 0.01"
+            )
         super().__post_init__()
         decay = self.decay_steps - 1 if self.schedule == "wsd" else 0
         is_endless = self.schedule not in ("cosine", "linear", "wsd")

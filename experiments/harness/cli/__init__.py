@@ -139,7 +139,7 @@ def _grouped(args: Sequence[str], positional: str) -> dict[str, list[list[str]]]
         name, equals, value = arg.partition("=")
         if name.startswith("--") or arg == "-h":
             name = "help" if arg == "-h" else name.removeprefix("--").replace("-", "_")
-            words = [value] if equals else []
+            words = [_with_home(value)] if equals else []
             groups[name] = [*groups.pop(name, []), words]
         elif words is not None:
             words.append(arg)
@@ -149,6 +149,11 @@ def _grouped(args: Sequence[str], positional: str) -> dict[str, list[list[str]]]
         else:
             raise ConfigError(f"{arg!r} is no option: the name of an option begins with --")
     return groups
+
+
+def _with_home(value: str) -> str:
+    """`value` with the home folder for a first "~": a shell does so in `--run ~/a` alone."""
+    return os.path.expanduser(value) if value.startswith("~/") else value
 
 
 def _take(

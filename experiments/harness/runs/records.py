@@ -23,7 +23,7 @@ def read_fields(path: str | os.PathLike[str], fields: Sequence[str]) -> Iterator
     >>> list(read_fields("pairs.jsonl", ["en", "de"]))
     [('A house.', 'Ein Haus.')]
     """
-    path = Path(path)
+    path = Path(os.path.expanduser(path))
     records = _parquet(path, fields) if kind_of(path) == "parquet" else json_lines(path)
     number = 0
     for number, record in records:

@@ -13,7 +13,7 @@ def share_of(name: str) -> tuple[str, float | None]:
     (('a.jsonl', 0.7), ('b.txt', None))
     """
     text, sign, number = name.rpartition("=")
-    if not sign or not text or os.path.isfile(name):
+    if not sign or not text or os.path.isfile(os.path.expanduser(name)):
         return name, None
     try:
         return text, float(number)

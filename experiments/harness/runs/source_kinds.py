@@ -27,7 +27,7 @@ def kind_of(name: str | os.PathLike[str]) -> Kind:
 
     Raises `DataError` for a .json file that has not one record in each line.
     """
-    name = str(name)
+    name = os.path.expanduser(name)
     is_there = os.path.isfile(name)
     if not is_there and name.startswith("hf:"):
         return "data set"

@@ -11,6 +11,7 @@ package.module:name             your own function without arguments
 """
 
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -71,7 +72,7 @@ def identity(name: str, cache: TextCache) -> str:
     Your own function is called for it. Raises `DataError` for a file that is not there, and for one
     that can be read only once.
     """
-    kind, path = kind_of(name), Path(name)
+    kind, path = kind_of(name), Path(os.path.expanduser(name))
     if kind == "data set":
         return data_set_identity(name, cache)
     if kind == "function":

@@ -127,6 +127,6 @@ def answer_lines(kind: str, answer: Callable[[str], None]) -> None:
 def check_output(output: str, *inputs: str) -> None:
     """Raises `ConfigError` where the file `output` is one of `inputs`, which it would replace."""
     for name in inputs:
-        paths = Path(output), Path(name)
+        paths = to_path(output), to_path(name)
         if output and name and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
             raise ConfigError(f"{output} is the input: give the output another name")

@@ -153,8 +153,8 @@ class OptimizerConfig(optimizer.OptimizerConfig):
     """The library's optimizer; the schedule and the whole optimizer may be your own."""
 
     name: str = "adam"  # type: ignore[assignment]  # wider: also your own
-    """The update rule: adam, muon, lion, or your own optimizer as package.module:name,
-    which decides on clipping and weight decay itself."""
+    """The update rule: adam (AdamW, where weight_decay is above 0), muon, lion, or your own
+    optimizer as package.module:name, which decides on clipping and weight decay itself."""
     schedule: str = "inverse_square_root"  # type: ignore[assignment]  # wider: also your own
     """inverse_square_root, cosine, constant, linear, wsd (warm-up, stable, decay), step, or your
     own as package.module:name."""

@@ -24,6 +24,7 @@ from experiments.language_modelling.tasks.finetune_task import Encoded, Finetune
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
+from jaxformer.storage import to_path
 from jaxformer.text.data import StreamBatch
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import causal_loss
@@ -36,7 +37,7 @@ def read(config: FinetuneConfig, path: str) -> list[list[Message]]:
             f"{config.init_from} is a masked model, but task='chat' needs one that continues text: "
             "use a causal run"
         )
-    return read_conversations(Path(path))
+    return read_conversations(to_path(path))
 
 
 def make_model(config: FinetuneConfig, backbone: nn.Module, facts: Any) -> nn.Module:

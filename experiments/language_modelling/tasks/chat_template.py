@@ -100,7 +100,7 @@ class ChatTemplate(NamedTuple):
     def with_source(self, path: str) -> "ChatTemplate":
         """The template in the file `path`; `DataError` for one that cannot be read."""
         try:
-            source = Path(path).read_text(encoding="utf-8-sig")
+            source = storage.to_path(path).read_text(encoding="utf-8-sig")
         except (OSError, UnicodeDecodeError) as error:
             raise DataError(f"{path}: cannot read the file: {error}") from error
         return self._replace(source=source)

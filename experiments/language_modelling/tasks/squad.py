@@ -5,13 +5,13 @@ import re
 import string
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from experiments.language_modelling.tasks.finetune_task import Encoded
 from jaxformer.errors import DataError
+from jaxformer.storage import to_path
 
 NO_ANSWER = 0
 """The index of the first token stands for no answer."""
@@ -33,7 +33,7 @@ def read_questions(path: str) -> list[Question]:
     Raises `DataError` for a file of another form, and for an answer that is not in its context.
     """
     try:
-        articles = json.loads(Path(path).read_text(encoding="utf-8-sig"))["data"]
+        articles = json.loads(to_path(path).read_text(encoding="utf-8-sig"))["data"]
         questions = [
             _question(paragraph["context"], item)
             for article in articles

@@ -31,7 +31,7 @@ def iterate_lines(path: str | os.PathLike[str]) -> Iterator[str]:
     readable, a damaged gzip file, or (with the line) not UTF-8.
     """
     empty = True
-    for line in _decoded_lines(Path(path)):
+    for line in _decoded_lines(_with_home(path)):
         empty = False
         yield _without_end(line)
     if empty:
@@ -115,7 +115,7 @@ def read_documents(
     """
     if split not in _SPLITS:
         raise ConfigError(f"split must be one of {', '.join(_SPLITS)}, got {split!r}")
-    return _read_documents(list(map(Path, paths)), split)
+    return _read_documents(list(map(_with_home, paths)), split)
 
 
 def _read_documents(paths: list[Path], split: str) -> Iterator[Iterator[str]]:
@@ -172,6 +172,11 @@ def _cut(text: str, start: int, stop: int) -> int:
                 return index + after
             index = text.rfind(mark, start + 1, index)
     return stop
+
+
+def _with_home(path: str | os.PathLike[str]) -> Path:
+    """`path` with the home folder for a first "~", which a shell leaves in quotes."""
+    return Path(os.path.expanduser(path))
 
 
 def _decoded_lines(path: Path) -> Iterator[str]:
