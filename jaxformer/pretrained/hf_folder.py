@@ -23,6 +23,12 @@ _TYPES = {"F16": np.float16, "BF16": jnp.bfloat16, "F32": np.float32}
 _WHOLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _HUB = "hf:"
 _HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+_TRAININGS = {
+    "translation": "experiments.translation.train",
+    "language_modelling": "experiments.language_modelling.train",
+    "finetuning": "experiments.language_modelling.finetune",
+}
+"""The commands that make runs, by the folder of an experiment, RUNS/EXPERIMENT/NAME."""
 _HUB_FILES = ["*.safetensors", "*.json", "*.txt", "*.spm", "*.model"]
 
 
@@ -79,7 +85,14 @@ def locate(name: str | os.PathLike[str]) -> Path:
         f"{path} is not a folder: give one with a config.json"
         + (f", such as {', '.join(near)}" if near else "")
         + (f", or for the hub's model {_HUB}{name}" if asked else "")
+        + _how_to_train(path)
     )
+
+
+def _how_to_train(path: Path) -> str:
+    """The command that makes a run of the experiment that `path` names; "" for another path."""
+    command = _TRAININGS.get(path.parent.name)
+    return f"; a run is made there by python -m {command}" if command else ""
 
 
 def _download(name: str) -> Path:

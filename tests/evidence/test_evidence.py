@@ -46,7 +46,6 @@ README = {  # the beginning of a row: its table, then system and metric of ours 
     "Python's": ("quality", ("python_stdlib", "bits_per_byte"), None),
     "training step of a": peers("training step, nanoGPT of 10.6 M, ms", "PyTorch, eager"),
     "generation": peers("240 tokens after 16, 1 text, ms", "PyTorch, eager"),
-    "beam search, base size, f": peers("beam search of 32 texts, float32, tokens/s", "CTranslate2"),
 }
 
 

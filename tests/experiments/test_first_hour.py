@@ -51,6 +51,21 @@ def test_each_command_of_the_list_says_what_it_does():
         assert 3 < len(about) < 60 and "`" not in about, name
 
 
+@pytest.mark.parametrize(
+    ("folder", "command"),
+    [
+        ("runs/translation/grammar", "experiments.translation.train"),
+        ("runs/language_modelling/python_stdlib", "experiments.language_modelling.train"),
+    ],
+)
+def test_a_run_that_is_not_there_yet_is_answered_with_its_command(
+    folder, command, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=f"{folder} is not a folder.* python -m {command}$"):
+        jf.load(folder)
+
+
 @pytest.mark.parametrize("make", [jf.OptimizerConfig, OptimizerConfig])
 def test_adamw_is_answered_with_adam(make):
     for name in ("adamw", "AdamW"):
