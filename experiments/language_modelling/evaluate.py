@@ -6,7 +6,7 @@ of a masked run, loss and perplexity of hidden tokens. The last line is the same
 
 import json
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +14,7 @@ from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_options import RunOptions
 from experiments.language_modelling.corpus import part_of
+from experiments.language_modelling.id_text import is_ids
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.prepare import (
     describe_unknown,
@@ -36,6 +37,8 @@ class EvaluateOptions(RunOptions):
     """The folder of the run."""
     files: tuple[str, ...] = ()
     """Files to measure; none: a part of the run's own text."""
+    document_id: Natural | None = None
+    """The id between two documents where --files are ids (.bin, .npy); None: that of the run."""
     part: Literal["test", "validation", "train"] = "test"
     """The part of the run's own text to measure, without --files."""
     stride: Natural = 0
@@ -52,10 +55,17 @@ def main(options: EvaluateOptions) -> None:
         raise ConfigError("a masked model sees both sides of a token: leave out --stride")
     name = options.part if not options.files else ", ".join(options.files)
     stride = options.stride or config.data.seq_len
+    if options.document_id is not None and not is_ids(options.files):
+        raise ConfigError(
+            f"document_id={options.document_id} is for --files of ids (.bin, .npy): leave it out"
+        )
     with tempfile.TemporaryDirectory() as folder:
         if options.files:
             with distributed.together():
-                part = part_of(options.files, config.data)
+                data = config.data
+                if options.document_id is not None:
+                    data = replace(data, document_id=options.document_id)
+                part = part_of(options.files, data)
                 assert part is not None  # there are files
                 text = encode_part(config, part, tokenizer, Path(folder) / "text.tokens")
             assert_processes_agree({f"the file {name}": text.tokens.fingerprint})

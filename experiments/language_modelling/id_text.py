@@ -56,8 +56,9 @@ def id_part(names: tuple[str, ...], document_id: int | None, *, isolate: bool) -
     """
     if isolate and document_id is None:
         raise ConfigError(
-            f"{names[0]} holds ids without an index of documents: give --data.document_id, the id "
-            "between two documents (50256 in GPT-2's ids), or --data.no_isolate_documents"
+            f"{names[0]} holds ids without an index of documents: give --data.document_id (of "
+            "evaluate --document_id), the id between two documents (50256 in GPT-2's ids), or "
+            "train with --data.no_isolate_documents"
         )
     paths = (path for name in names for path in expand(name))
     return IdPart(tuple(str(path.absolute()) for path in paths), document_id)

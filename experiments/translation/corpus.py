@@ -255,7 +255,11 @@ def _word_pattern() -> re.Pattern[str]:
 
 def write_known_words(folder: Path, lines: Iterable[str]) -> None:
     """Writes the words of `lines`, the most frequent first, into a run's data `folder`."""
-    counts = Counter(word for line in lines for word in words_of(line))
+    parts = Counter(part for line in lines for part in line.split())
+    counts: Counter[str] = Counter()
+    for part, count in parts.items():  # each once: most of a large text is repeated
+        for word in words_of(part):
+            counts[word] += count
     words = [word for word, _ in counts.most_common()]
     (folder / "source_words.txt").write_text("\n".join(words) + "\n", encoding="utf-8")
 

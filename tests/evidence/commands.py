@@ -134,6 +134,7 @@ ADDED: Mapping[str, Any] = {
     "data.target_len": 0,
     "data.validation_tokens": 0,
     "distributed": False,
+    "document_id": None,
     "language": "",
     "model.attention.norm_over_heads": False,
     "model.feed_forward.experts": None,

@@ -4,13 +4,16 @@
 code 1 and a traceback: see test_cli.py.
 """
 
+import asyncio
 import signal
+import sys
 import textwrap
 import threading
 
 import jax.numpy as jnp
 import pytest
 
+from experiments.harness import cli
 from experiments.harness.runs import distributed
 from experiments.language_modelling import train
 from jaxformer.training.losses import causal_loss
@@ -51,6 +54,34 @@ def test_a_process_ends_with_the_code_and_one_line(words, code, said):
     (done,) = ended(start(*command, environment={"JAX_PLATFORMS": "rocm"}))
     assert done.code == code and said in done.err and "Traceback" not in done.err
     assert done.err.count("error: ") == 1
+
+
+class Reporter:
+    """Reports to a loop that has ended, as tensorstore's threads do after a failed save."""
+
+    def __init__(self, report):
+        self.report = report
+
+    def __del__(self):
+        self.report()
+
+
+def test_reports_to_a_loop_that_has_ended_are_not_shown_and_other_errors_are(capfd):
+    loop = asyncio.new_event_loop()
+    loop.close()
+
+    def main():
+        Reporter(lambda: loop.call_soon_threadsafe(print))
+        Reporter(lambda: [][3])
+
+    before = sys.unraisablehook
+    try:
+        sys.unraisablehook = sys.__unraisablehook__
+        assert cli.run(main) == 0 and sys.unraisablehook is sys.__unraisablehook__
+    finally:
+        sys.unraisablehook = before
+    shown = capfd.readouterr().err
+    assert "Event loop is closed" not in shown and "IndexError" in shown
 
 
 @pytest.fixture

@@ -79,8 +79,10 @@ def home(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     (tmp_path / "a.txt").write_text("One.\nTwo.\n")
     (tmp_path / "a.jsonl").write_text('{"text": "One."}\n')
+    question = {"id": "1", "question": "Who?", "answers": [{"text": "Ann", "answer_start": 0}]}
+    article = {"paragraphs": [{"context": "Ann ran.", "qas": [question]}]}
     (tmp_path / "b=1").write_text("One.\n")
-    (tmp_path / "squad.json").write_text(json.dumps({"data": []}))
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [article]}))
     return tmp_path
 
 
@@ -91,7 +93,7 @@ def test_a_path_that_begins_with_the_home_folder_is_found_by_every_reader(home):
     assert sources.identity("~/a.txt", NOTHING_KEPT).startswith("text ")
     assert source_kinds.kind_of("~/a.jsonl") == "json lines"
     assert shares.share_of("~/b=1") == ("~/b=1", None)
-    assert read_questions("~/squad.json") == []
+    assert [x.question for x in read_questions("~/squad.json")] == ["Who?"]
     with pytest.raises(ConfigError, match="is the input"):
         check_output("~/a.txt", str(home / "a.txt"))
 

@@ -84,6 +84,17 @@ def test_a_run_trains_on_shards_resumes_and_is_measured_without_a_copy(ids, toke
     assert one["nats"] == other["nats"] and one["bytes"] == other["bytes"] == len(text.encode())
 
 
+def test_a_run_of_text_is_measured_on_ids_with_an_id_between_documents(causal_run, tmp_path):
+    path = tmp_path / "x.bin"
+    np.array([5, 2, 7, 9, 2, 11, 13, 17, 2, 19], np.uint16).tofile(path)
+    options = {"--run": causal_run.folder, "--files": path}
+    refused(call(evaluate, options), 2, "--document_id")
+    done = call(evaluate, options | {"--document_id": 2})
+    assert done.code == 0 and json.loads(done.out.splitlines()[-1])["tokens"] > 0, done.err
+    text = {"--run": causal_run.folder, "--files": causal_run.text / "a.txt", "--document_id": 2}
+    refused(call(evaluate, text), 2, "document_id=2 is for --files of ids")
+
+
 def step_of(folder: Path) -> int:
     return int(folder.name) if folder.name.isdigit() else -1
 

@@ -59,7 +59,7 @@ def run(main: Callable[[], None]) -> int:
     try:
         take_gpu_memory()
         _show_all_characters()
-        with _terminable(), warnings.catch_warnings():
+        with _terminable(), _without_closed_loops(), warnings.catch_warnings():
             warnings.showwarning = _warn  # one sentence, without the line of a program
             contextvars.copy_context().run(main)  # what a command trusts ends with it
             sys.stdout.flush()
@@ -162,6 +162,27 @@ def _exit_status(end: SystemExit) -> int:
 
 def _warn(message: Warning | str, *_: Any, **__: Any) -> None:
     display.say(f"warning: {' '.join(str(message).split())}", sys.stderr)
+
+
+@contextmanager
+def _without_closed_loops() -> Iterator[None]:
+    """Within it, threads of tensorstore do not print that they report to a loop that has ended.
+
+    They do so for each array that is left of a checkpoint after its first one has failed, which is
+    told once.
+    """
+    show = sys.unraisablehook
+
+    def show_others(raised: Any) -> None:
+        error = raised.exc_value
+        if not (isinstance(error, RuntimeError) and str(error) == "Event loop is closed"):
+            show(raised)
+
+    sys.unraisablehook = show_others
+    try:
+        yield
+    finally:
+        sys.unraisablehook = show
 
 
 @contextmanager
