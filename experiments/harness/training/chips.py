@@ -30,14 +30,15 @@ _GPU, _TPU = GPU_MEMORY_SHARE, 1.0
 
 # TFLOPS of NVIDIA's data sheets are with sparsity where they say so; half of these are without.
 ACCELERATORS = {
-    # NVIDIA Blackwell architecture technical brief, HGX B200 and GB200 NVL72: 4.5 and 5 PFLOPS with
-    # sparsity in bfloat16, half in TF32. Memory: 1.44 TB of 8, 372 GB of 2.
-    "b200": Accelerator(2_250e12, 1_125e12, 180e9, 7.7e12, _GPU),
+    # NVIDIA HGX B200: 36 PFLOPS of 8 with sparsity in bfloat16, 18 in TF32; DGX B200: 1,440 GB and
+    # 64 TB/s of 8. NVIDIA Blackwell architecture technical brief, GB200: 5 and 2.5 PFLOPS with
+    # sparsity; GB200 NVL72: 372 GB and 16 TB/s of 2.
+    "b200": Accelerator(2_250e12, 1_125e12, 180e9, 8e12, _GPU),
     "gb200": Accelerator(2_500e12, 1_250e12, 186e9, 8e12, _GPU),
-    # NVIDIA HGX B300 datasheet: the arithmetic of B200 in 16 and 32 bits, 2.3 TB of 8.
+    # NVIDIA HGX B300: the arithmetic of B200 in 16 and 32 bits, 288 GB (2.3 TB of 8), 8 TB/s.
     "b300": Accelerator(2_250e12, 1_125e12, 288e9, 8e12, _GPU),
-    # NVIDIA H100 datasheet: SXM 1,979 and 989 TFLOPS with sparsity, NVL 1,671 and 835; PCIe of its
-    # edition of 2022: 1,513 and 756.
+    # NVIDIA H100 datasheet: SXM 1,979 and 989 TFLOPS with sparsity, 3.35 TB/s; NVL 1,671 and 835,
+    # 3.9 TB/s; PCIe in its edition of 2022: 1,513 and 756, 2 TB/s.
     "h100": Accelerator(989.5e12, 494.7e12, 80e9, 3.35e12, _GPU),
     "h100_nvl": Accelerator(835.5e12, 417.5e12, 94e9, 3.9e12, _GPU),
     "h100_pcie": Accelerator(756.5e12, 378e12, 80e9, 2e12, _GPU),
@@ -56,13 +57,14 @@ ACCELERATORS = {
     "rtx_pro_6000": Accelerator(503.8e12, 251.9e12, 96e9, 1.792e12, _GPU),
     "rtx_6000_ada": Accelerator(364.2e12, 182.1e12, 48e9, 960e9, _GPU),
     "rtx_a6000": Accelerator(154.8e12, 77.4e12, 48e9, 768e9, _GPU),
-    # Google Cloud documentation, "TPU v5e", "TPU v5p" and "TPU v6e": a chip. The memory of v5e and
-    # v6e is what libtpu 0.0.52 leaves to programs: 15.75 and 31.24 GiB.
-    "v5e": Accelerator(197e12, 197e12, 15.75 * 2**30, 800e9, _TPU),
+    # docs.cloud.google.com/tpu/docs/v5e, v5p and v6e: a chip of 197, 459 and 918 TFLOPS; 819, 2,765
+    # and 1,638 GB/s. The memory of v5e and v6e is what libtpu 0.0.52 leaves to programs: 15.75 and
+    # 31.24 GiB.
+    "v5e": Accelerator(197e12, 197e12, 15.75 * 2**30, 819e9, _TPU),
     "v5p": Accelerator(459e12, 459e12, 95e9, 2_765e9, _TPU),
-    "v6e": Accelerator(918e12, 918e12, 31.24 * 2**30, 1_600e9, _TPU),
-    # Google Cloud documentation, "TPU7x (Ironwood)": half a chip of 2,307 TFLOPS, 192 GiB and
-    # 7,380 GB/s, because JAX sees each of its two cores as a device.
+    "v6e": Accelerator(918e12, 918e12, 31.24 * 2**30, 1_638e9, _TPU),
+    # docs.cloud.google.com/tpu/docs/tpu7x: half a chip of 2,307 TFLOPS, 192 GiB and 7,380 GB/s,
+    # because JAX sees each of its two cores as a device.
     "tpu7x": Accelerator(1_153.5e12, 1_153.5e12, 96 * 2**30, 3_690e9, _TPU),
     # No product: 2 cores at 2.6 GHz, each 2 AVX2 multiply-adds of 8 float32 a cycle (16 x 2 FLOP),
     # one channel of DDR4-3200 (JEDEC: 25.6 GB/s), 16 GB; bfloat16 is computed as float32.

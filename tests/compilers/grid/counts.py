@@ -1,0 +1,55 @@
+"""What the compiled program of a cell does, as numbers that a file keeps."""
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from experiments.harness.planning.counting import collectives, largest_arrays, work
+from experiments.harness.planning.hlo import Program
+from tests.compilers.step_bytes import step_cost
+
+
+@dataclass
+class Counts:
+    """One device's share of a program.
+
+    Attributes:
+      sent: bytes that it sends, around a ring.
+      flops: of matrix products outside of kernels; 0 for a search, of which each choice counts.
+      live: bytes of its arguments and temporaries.
+      temporary: bytes of its temporaries.
+      read: bytes that a token of a search reads and writes; 0 for a loss.
+      collectives: what is sent, as (kind, type, bytes of one, times, devices, in a loop).
+      arrays: the largest arrays, as (bytes, shape, number).
+    """
+
+    sent: float
+    flops: float
+    live: int
+    temporary: int
+    read: float
+    collectives: list[Any]
+    arrays: list[Any]
+
+
+def count(compiled: jax.stages.Compiled, is_search: bool) -> Counts:
+    """The numbers of a `compiled` program; of a search those of a token."""
+    program = Program(compiled.as_text() or "")
+    memory: Any = compiled.memory_analysis()
+    found = collectives(program)
+    if is_search:
+        found = [each for each in found if each.in_loop]
+    times: Counter[Any] = Counter()
+    for each in found:
+        times[each.kind, each.dtype, each.bytes, each.devices, each.in_loop] += each.times
+    return Counts(
+        sent=sum(each.sent for each in found),
+        flops=0.0 if is_search else work(program).flops,
+        live=memory.argument_size_in_bytes + memory.temp_size_in_bytes,
+        temporary=memory.temp_size_in_bytes,
+        read=step_cost(program).bytes if is_search else 0.0,
+        collectives=[[*key, number] for key, number in times.most_common()],
+        arrays=[list(each) for each in largest_arrays(program, 8)],
+    )
