@@ -21,6 +21,7 @@ from experiments.examples import custom_data
 from experiments.harness import cli
 from experiments.harness.planning import plan_run
 from experiments.harness.results.comparing import compare as compare_runs
+from experiments.harness.runs import run_folder
 from experiments.harness.runs.sample_tables import read_table
 from experiments.harness.training import build, held_out_loss, metric_inputs, named_values
 from experiments.language_modelling import evaluate
@@ -228,6 +229,40 @@ def test_loggers_get_every_line_and_one_that_fails_is_named_once_while_training_
     assert language.warnings.count(said) == 1
     steps = [f"{x['step']} {x['loss']}" for x in language.lines if "loss" in x]
     assert (language.folder / "own.log").read_text().splitlines() == [*steps, "closed"]
+
+
+class Ending:
+    """A logger that ends the process, as a program for the command line does."""
+
+    def __init__(self, folder=None, when="log"):
+        if folder is not None:
+            raise SystemExit("no account")
+        self.calls = 0
+
+    def log(self, step, metrics):
+        self.calls += 1
+        raise SystemExit(1)
+
+
+def test_a_logger_that_ends_the_process_is_named_once_while_training_goes_on(tmp_path, capsys):
+    log, logger, lines = run_folder.Run(tmp_path), Ending(), []
+    later = SimpleNamespace(log=lambda step, metrics: lines.append(step))
+    log.loggers = [logger, later]
+    log.log(1, loss=0.5)
+    log.log(2, loss=0.25)
+    assert (logger.calls, lines) == (2, [1, 2])
+    said = capsys.readouterr().err
+    assert said.count("the logger Ending failed: SystemExit: 1; training goes on") == 1
+
+
+def test_a_logger_without_log_and_one_that_cannot_be_made_are_refused(tmp_path):
+    plain = PRESETS["python_stdlib"].training
+    training = replace(plain, loggers=(f"{__name__}:Ending",))
+    with pytest.raises(ConfigError, match="Ending ends the process when it is made .no account"):
+        build.build_loggers(training, tmp_path, [])
+    deaf = SimpleNamespace(write=print)
+    with pytest.raises(ConfigError, match=r"SimpleNamespace has no method log\(step, metrics\)"):
+        build.build_loggers(plain, tmp_path, [deaf])
 
 
 def test_texts_and_a_tokenizer_of_ones_own_are_prepared(language, tmp_path):

@@ -26,6 +26,7 @@ from experiments.harness.runs.rounding import shown
 from jaxformer import optional_dependencies, storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import is_pretrained
+from jaxformer.records import Record
 
 _SAMPLES = 12
 _ATTENTION = 32_000
@@ -74,6 +75,8 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
     first, *others = run.describe_scores(intervals=True).items() or [("", "")]
     known = {} if is_pretrained(folder) or not run.config else run.describe()
     facts = dict(others) | {name: known[name] for name in _FACTS if name in known}
+    trackers = Record(folder / "trackers.json").read_if_intact()
+    facts |= {name: said["address"] for name, said in trackers.items()}
     if contents:
         details = {"parameters": (sizes := _sizes(contents.params))} | details
         facts["parameters"] = sizes.rows[-1][1]

@@ -206,11 +206,14 @@ class Run:
         self.call("log_text", int(step), name, list(lines))
 
     def call(self, method: str, *args: Any) -> None:
-        """Calls the `method` of each logger that has it, with copies of `args`."""
+        """Calls the `method` of each logger that has it, with copies of `args`.
+
+        A logger may fail, or end the process as programs for the command line do: training goes on.
+        """
         for logger in self.loggers:
             try:
                 getattr(logger, method, lambda *_: None)(*map(copy, args))
-            except Exception as error:
+            except (Exception, SystemExit) as error:
                 reason = f"{type(logger).__name__} failed: {type(error).__name__}: {error}"
                 self._warn_once(id(logger), f"the logger {reason}; training goes on")
 

@@ -42,11 +42,27 @@ def build_loggers(
 ) -> list[Logger]:
     """`loggers`, and the ones that `training` names, each called with the run's `folder`.
 
-    Only the first of several processes has them.
+    Only the first of several processes has them. Raises `ConfigError` for one without a method
+    `log`, and for a class that ends the process.
     """
     if not distributed.is_first():
         return []
-    return [*loggers, *(import_by_name(name, "loggers")(folder) for name in training.loggers)]
+    made = [*loggers]
+    for name in training.loggers:
+        try:
+            made.append(import_by_name(name, "loggers")(folder))
+        except SystemExit as error:
+            raise ConfigError(
+                f"the logger {name} ends the process when it is made ({error}): what it needs, "
+                "such as an account, is not there; leave it out of --training.loggers"
+            ) from error
+    for logger in made:
+        if not callable(getattr(logger, "log", None)):
+            raise ConfigError(
+                f"the logger {type(logger).__name__} has no method log(step, metrics), so it would "
+                "get nothing: give an object that has it"
+            )
+    return made
 
 
 def build_batches(config: ExperimentConfig, prepared: Any) -> Batches:
