@@ -5,6 +5,7 @@ DistilBERT or BERT.
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from experiments.harness import cli
 from experiments.harness.results import exporting
@@ -14,7 +15,13 @@ from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.tasks.chat_template import TEMPLATE, load_template
 from jaxformer.decoding import SamplingConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import is_pretrained, load_sampling_config
+from jaxformer.pretrained import (
+    PublishedModel,
+    is_pretrained,
+    load_sampling_config,
+    open_folder,
+    save_adapter,
+)
 from jaxformer.records import Record
 
 _TASKS: dict[str, exporting.Task] = {"causal": "text-generation", "masked": "fill-mask"}
@@ -40,6 +47,9 @@ class ExportOptions(exporting.ExportOptions):
 
     run: str = "runs/language_modelling/python_stdlib"
     """The folder of the run."""
+    adapter: bool = False
+    """Writes the LoRA adapters alone, as peft loads them, for the folder that the run started from.
+    """
 
 
 def published(options: ExportOptions) -> exporting.Published:
@@ -79,9 +89,28 @@ def published(options: ExportOptions) -> exporting.Published:
     )
 
 
+def _export_adapter(options: ExportOptions) -> None:
+    """Writes the adapters of the run; `ConfigError` for a run of a run, which has no such base."""
+    loaded = load_run(options.folder, options)
+    base = exporting.started_from(loaded.config)
+    source = None if base is None else open_folder(base)
+    if not isinstance(source, PublishedModel):
+        raise ConfigError(
+            f"{options.run} did not start from a folder of transformers, which peft would add the "
+            "adapters to: export the whole model, without --adapter"
+        )
+    save_adapter(options.out, loaded.model, options.weights.read_unmerged(), source)
+    if distributed.is_first():
+        for path in sorted(Path(options.out).iterdir()):
+            print(f"{path}: {path.stat().st_size:,} bytes")
+
+
 @distributed.joins
 def main(options: ExportOptions) -> None:
     """Writes the folder."""
+    if options.adapter:
+        _export_adapter(options)
+        return
     exporting.export(options, lambda: published(options), _PRESETS)
 
 

@@ -96,7 +96,7 @@ def train(
 def prepare(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer) -> Prepared:
     """Reads the examples; without files to validate with, each tenth is set aside."""
     kind, data = TASKS[config.task.kind], config.data
-    with distributed.together():
+    with display.phase("reading the examples"), distributed.together():
         items = read_items(config)
         facts = kind.facts(config, folder, tokenizer, items["train"])
         if distributed.is_first():

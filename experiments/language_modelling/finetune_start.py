@@ -4,6 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.training import parent
 from experiments.harness.training.open_run import OpenRun
@@ -13,7 +14,7 @@ from experiments.language_modelling.prepare import TOKENIZER
 from experiments.language_modelling.presets import LanguageConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
-from jaxformer.pretrained import load_sampling_config, load_without_weights
+from jaxformer.pretrained import load_sampling_config
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import Tokenizer
 
@@ -28,7 +29,8 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     folder = parent.start_folder(config, "finetuning")
     if folder is None:
         raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
-    loaded = load_run.below_head(load_without_weights(folder))
+    with display.phase(f"reading the sizes of {folder}"):
+        loaded = load_run.read_start(folder)
     model = loaded.model.config
     source, tokenizer = load_run.start_settings(config, loaded, folder, "finetuning")
     if loaded.config is None and source.objective == "causal":
@@ -53,12 +55,17 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
 
 def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:
     """The tokenizer of what the run in `folder` starts from, copied there."""
-    path = folder / TOKENIZER
-    with distributed.together():
-        if distributed.is_first() and not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tokenizers.load(config.data.tokenizer).save(path)
-    return tokenizers.load(path)
+    path, tokenizer = folder / TOKENIZER, None
+    with display.phase("reading the tokenizer"):
+        with distributed.together():
+            if distributed.is_first() and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                tokenizer = tokenizers.load(config.data.tokenizer)
+                tokenizer.save(path)
+        if tokenizer is None:
+            tokenizer = tokenizers.load(path)
+    tokenizer.check_fits(config.model.vocab_size)
+    return tokenizer
 
 
 def read_weights(run: OpenRun) -> Any:

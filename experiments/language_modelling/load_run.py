@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_options import RunOptions
@@ -13,7 +13,7 @@ from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
-from jaxformer.pretrained import Loaded, load_without_weights
+from jaxformer.pretrained import Loaded, PublishedModel, open_folder
 
 C = TypeVar("C", bound=LanguageConfig)
 
@@ -40,7 +40,7 @@ def load_run(
     from experiments.language_modelling.finetune_presets import FinetuneConfig
 
     loaded = loading.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
-    return replace(loaded, config=loaded.config or describe(folder, loaded))
+    return replace(loaded, config=loaded.config or describe(folder, loaded.model))
 
 
 def below_head(loaded: Loaded) -> Loaded:
@@ -51,21 +51,37 @@ def below_head(loaded: Loaded) -> Loaded:
     return replace(loaded, model=loaded.model.backbone, params=params)
 
 
-def describe(folder: str | Path, loaded: Loaded) -> LanguageConfig:
-    """A configuration that describes the model of transformers in `folder`.
+def read_start(folder: Path) -> Loaded:
+    """The model that a run starts from, without its head and weights, and the settings of a run.
+
+    A run's tokenizer is read and compared with the run's weights; the tokenizer of a folder of
+    transformers, which may take seconds, is not.
+    """
+    source = open_folder(folder)
+    if isinstance(source, PublishedModel):
+        return below_head(Loaded(source.model(), {}))
+    if source.is_trained:
+        source = source.with_weights()
+    return below_head(Loaded(source.model(), {}, *source.tokenizers(), config=source.config))
+
+
+def describe(folder: str | Path, model: Any) -> LanguageConfig:
+    """A configuration that describes the `model` of transformers in `folder`.
 
     Raises `ConfigError` for one that is not a language model, and for one without a tokenizer.
     """
-    name = _OBJECTIVES.get(type(loaded.model))
+    name = _OBJECTIVES.get(type(model))
     if name is None:
         raise ConfigError(
-            f"{folder} holds a {type(loaded.model).__name__}, but a language model is needed here"
+            f"{folder} holds a {type(model).__name__}, but a language model is needed here"
         )
-    if loaded.tokenizer is None:
+    source = open_folder(folder)
+    tokenizer = source.tokenizer_folder if isinstance(source, PublishedModel) else None
+    if tokenizer is None:
         raise ConfigError(f"{folder} has no tokenizer: put its tokenizer.json there")
-    model = loaded.model.config
-    data = DataConfig(corpus="files", tokenizer=str(folder), seq_len=min(_LENGTH, model.max_len))
-    return LanguageConfig(Path(folder).name, model, objective=name, data=data)
+    sizes = model.config
+    data = DataConfig(corpus="files", tokenizer=str(tokenizer), seq_len=min(_LENGTH, sizes.max_len))
+    return LanguageConfig(Path(folder).name, sizes, objective=name, data=data)
 
 
 def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
@@ -77,7 +93,7 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
     folder = parent.start_folder(config, "language_modelling")
     if folder is None:
         return config
-    loaded = load_without_weights(folder)
+    loaded = read_start(folder)
     source, tokenizer = start_settings(config, loaded, folder, "language_modelling")
     if source.objective != config.objective or isinstance(loaded.model, EncoderOnly):
         raise ConfigError(
@@ -98,7 +114,8 @@ def start_settings(
     The `experiment` is the run's.
     """
     if loaded.config is None:
-        return describe(folder, loaded), str(folder)
+        described = describe(folder, loaded.model)
+        return described, described.data.tokenizer
     source = run_folder.load_config(folder, type(config))
     if folder == run_folder.folder_of(config.runs, experiment, config.name):
         return source, source.data.tokenizer

@@ -215,9 +215,10 @@ def encode_part(
 def sized(config: LanguageConfig, tokenizer: Tokenizer) -> TransformerConfig:
     """The model with the size of the learned vocabulary, which may be smaller than asked for.
 
-    A model whose weights come from elsewhere keeps its own size.
+    A model whose weights come from elsewhere keeps its own size; `ConfigError` where that is less.
     """
     if config.init_from or config.continue_from:
+        tokenizer.check_fits(config.model.vocab_size)
         return config.model
     return replace(config.model, vocab_size=tokenizer.vocab_size)
 

@@ -250,10 +250,20 @@ class Checkpoints:
         et al. 2017, section 6.1, average the last 5 (base) or 20 (big) checkpoints. Adapters are
         averaged, and then merged (see `merge_adapters`).
         """
+        return merge_adapters(self.average_unmerged(steps, tree=tree, shardings=shardings))
+
+    def average_unmerged(
+        self,
+        steps: Iterable[int],
+        *,
+        tree: str = "params",
+        shardings: Shardings | None = None,
+    ) -> dict[str, Any]:
+        """As `average_params`, with adapters beside their matrices."""
         states = [self._steps.path(self._verified_step(step)) / "state" for step in steps]
         if not states:
             raise CheckpointError("steps is empty, but an average needs at least one step")
-        return merge_adapters(read_mean(states, tree, shardings))
+        return read_mean(states, tree, shardings)
 
     def _open(self) -> None:
         """Locks the folder, removes what a killed process left and skips damaged steps."""

@@ -12,7 +12,7 @@ All three compute the same gradient: sums are added over devices and divided onc
 depends on the example's id, not on how a batch is split (`jaxformer.ops.dropout`).
 """
 
-from jaxformer.distributed.mesh import CompiledStep, make_mesh, parse_mesh
+from jaxformer.distributed.mesh import CompiledStep, check_fits, make_mesh, parse_mesh
 from jaxformer.distributed.processes import agreed, assert_processes_agree, initialize
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
 from jaxformer.distributed.strategies import Strategy, replicated, sharded, single, strategy_of
@@ -25,6 +25,7 @@ __all__ = [
     "Termination",
     "agreed",
     "assert_processes_agree",
+    "check_fits",
     "initialize",
     "make_mesh",
     "parse_mesh",

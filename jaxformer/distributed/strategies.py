@@ -124,16 +124,18 @@ class Strategy:
         """
         if not isinstance(make_state, Partial):
             make_state = Partial(make_state)
-        abstract = self.abstract(make_state)
-        check_fits(abstract)
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
         # XLA cannot divide a call of JAX's kernel among devices.
         with jax.set_mesh(self.mesh), threefry_kernel(self.mesh.size == 1):
+            abstract = self.abstract(make_state)
+            check_fits(abstract)
+            shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
             return jax.jit(operator.call, out_shardings=shardings)(make_state)
 
     def abstract(self, make_state: Callable[[], Any]) -> Any:
         """The result of `init` as `jax.ShapeDtypeStruct` with shardings, to restore into."""
-        shapes = jax.eval_shape(make_state)
+        if not isinstance(make_state, Partial):
+            make_state = Partial(make_state)
+        shapes = jax.eval_shape(operator.call, make_state)  # a trace that `init` finds again
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
             shapes,

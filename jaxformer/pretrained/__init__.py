@@ -20,6 +20,7 @@ from jaxformer.pretrained.loading import (
     open_folder,
 )
 from jaxformer.pretrained.peft_adapters import locate_model
+from jaxformer.pretrained.peft_saving import save_adapter
 from jaxformer.pretrained.published_model import PublishedModel
 from jaxformer.pretrained.run_weights import CheckpointName, RunWeights, last_steps, select_weights
 from jaxformer.pretrained.saving import save_pretrained
@@ -43,6 +44,7 @@ __all__ = [
     "load_without_weights",
     "locate_model",
     "open_folder",
+    "save_adapter",
     "save_pretrained",
     "select_weights",
 ]

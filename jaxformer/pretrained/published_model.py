@@ -96,16 +96,21 @@ class PublishedModel:
         They are one object, except in Marian's folders. The tokenizer beside an adapter counts more
         than that of its base. Raises `ConfigError` for a tokenizer with more ids than the model.
         """
-        folder = self.folder
-        if self.adapter is not None and tokenizers.has_tokenizer(self.adapter.folder):
-            folder = self.adapter.folder
-        if not tokenizers.has_tokenizer(folder):
+        folder = self.tokenizer_folder
+        if folder is None:
             return None, None
         source, target = tokenizers.load_pair(folder)
         with self._naming_the_folder():
             sizes = self._layout.spec.config
         check_vocabularies(folder, source, target, sizes)
         return source, target
+
+    @property
+    def tokenizer_folder(self) -> Path | None:
+        """The folder with the tokenizer's files: the adapter's, else the model's; None: neither."""
+        if self.adapter is not None and tokenizers.has_tokenizer(self.adapter.folder):
+            return self.adapter.folder
+        return self.folder if tokenizers.has_tokenizer(self.folder) else None
 
     def settings(self) -> tuple[Setting | Unsupported, ...]:
         """The folder's defaults for the pipelines that take its model."""
@@ -127,6 +132,14 @@ class PublishedModel:
             except (ConfigError, DataError) as error:
                 settings.append(Unsupported((SamplingConfig, CompletionOptions), error))
         return tuple(settings)
+
+    def has_tensor(self, name: str) -> bool:
+        """Whether the folder has the tensor with this name in weight maps."""
+        return name in self._layout.names
+
+    def read_tensor(self, name: str) -> np.ndarray:
+        """The tensor with this name in weight maps, in float32."""
+        return self._read_float32(name)
 
     @cached_property
     def _tensors(self) -> Tensors | AdaptedTensors:

@@ -26,6 +26,11 @@ class RunWeights(NamedTuple):
         shardings = strategy.shardings if strategy else None
         return checkpoints.average_params(self.steps, tree=self.tree, shardings=shardings)
 
+    def read_unmerged(self) -> dict[str, Any]:
+        """Their parameters with adapters beside their matrices, as numpy arrays."""
+        checkpoints = Checkpoints(self.folder / "checkpoints")
+        return checkpoints.average_unmerged(self.steps, tree=self.tree)
+
     def shapes(self) -> Any:
         """The shapes of these parameters."""
         checkpoints = Checkpoints(self.folder / "checkpoints")

@@ -213,7 +213,7 @@ def to_jax(
     parts: dict[str, list[np.ndarray]] = {}
     for entry in weight_map:
         present = [name for name in entry.hf if name in there]
-        for path, value in _entry_params(entry, shapes, present, read):
+        for path, value in entry_params(entry, shapes, present, read):
             if entry.index is not None:
                 parts.setdefault(path, []).append(value)
                 if len(parts[path]) < shapes[path][0]:
@@ -224,7 +224,7 @@ def to_jax(
     return params
 
 
-def _entry_params(
+def entry_params(
     entry: Entry,
     shapes: Mapping[str, Shape],
     present: Sequence[str],
@@ -263,7 +263,7 @@ def to_hf(
             )
     read_whole = _kept_until_read(weight_map, read)
     for entry in sorted((entry for entry in weight_map if entry.hf), key=lambda entry: entry.hf):
-        yield entry.hf[0], _entry_tensor(entry, read if entry.index is None else read_whole)
+        yield entry.hf[0], entry_tensor(entry, read if entry.index is None else read_whole)
 
 
 def _kept_until_read(
@@ -283,7 +283,8 @@ def _kept_until_read(
     return read_whole
 
 
-def _entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray:
+def entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray:
+    """The tensor of `entry`, from the parameters that `read(path)` gives."""
     stored = (read(path) if entry.index is None else read(path)[entry.index] for path in entry.jax)
     parts = [entry.transform.to_hf(part) for part in stored]
     joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]

@@ -17,7 +17,7 @@ The product a b has the size of W. It is computed once in each part of a batch.
 
 import math
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +97,21 @@ def merge_adapters(params: Params) -> Params:
         if adapter:
             merged[path] = _merged(merged[path], *adapter.values())
     return unflatten_dict(merged, sep="/")
+
+
+class Adapter(NamedTuple):
+    """The parameters of the adapter of a matrix."""
+
+    a: Any
+    b: Any
+    scale: Any
+
+
+def adapters_of(params: Params) -> dict[str, Adapter]:
+    """The adapters in `params`, by the paths of their matrices."""
+    leaves = _flatten(params)
+    found = {path: _adapter_of(path, leaves) for path in leaves}
+    return {path: Adapter(*parts.values()) for path, parts in found.items() if parts}
 
 
 def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:

@@ -1,6 +1,7 @@
 """Fine-tuning of language models: what is learned from which rows, and runs on the one loop."""
 
 import json
+import operator
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -9,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 
+import jaxformer as jf
 from experiments import runs as runs_command
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.rows import Rows, choose, predict, take
@@ -26,11 +28,19 @@ from experiments.language_modelling.tasks.chat_template import (
 from experiments.language_modelling.tasks.finetune_task import Encoded
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import with_fields
+from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.heads import Classifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import load_pretrained, save_pretrained
-from jaxformer.text.tokenizers import BOS, EOS, MASKED_SPECIAL_TOKENS, train_bpe, train_characters
+from jaxformer.text.tokenizers import (
+    BOS,
+    EOS,
+    MASKED_SPECIAL_TOKENS,
+    load_tokenizer,
+    train_bpe,
+    train_characters,
+)
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, changed
@@ -241,6 +251,42 @@ def test_a_conversation_learned_with_adapters_is_exported_as_a_plain_model_and_a
     answers = [call(generate, asked | {"--run": place}).out for place in (run.folder, out)]
     refused(call(evaluate, {"--run": run.folder}), 2, "learned a task from examples (chat)")
     assert answers[0] == answers[1] and answers[0].startswith("the sun\n")
+
+
+@pytest.mark.long
+def test_a_folder_is_read_once_what_it_has_is_not_drawn_and_adapters_are_exported_alone(
+    folder, files, tmp_path, monkeypatch
+):
+    reads, programs = [], []
+    read_json, init = load_tokenizer._read_json, Strategy.init
+
+    def init_seen(self, make_state):
+        programs.append(jax.jit(operator.call).lower(make_state).as_text())
+        return init(self, make_state)
+
+    monkeypatch.setattr(load_tokenizer, "_read_json", lambda x: reads.append(x) or read_json(x))
+    monkeypatch.setattr(Strategy, "init", init_seen)
+    few = {"optimizer__total_steps": 2, "training__evaluate_every": 0}
+    config = config_of("chat", folder("causal"), files["chat"], tmp_path, **few)
+    tuned = changed(config, training__lora_rank=3)
+    run = finetune.train(tuned).folder
+    assert len(reads) == 1, reads
+    scratch = changed(config, name="scratch", task__from_scratch=True)
+    finetune.train(scratch)
+    assert ["erf_inv" in program for program in programs] == [False, True]
+    finetune.train(tuned)
+    assert len(programs) == 2, "a resumed run draws nothing"
+    out = tmp_path / "adapter"
+    exported = call(export, {"--run": run, "--out": out, "--adapter": True})
+    assert exported.code == 0, exported.err
+    names = sorted(path.name for path in out.iterdir())
+    assert names == ["adapter_config.json", "adapter_model.safetensors"]
+    alone, merged = flatten(jf.load(out).params), flatten(load_run(run).params)
+    assert alone.keys() == merged.keys()
+    for path, leaf in merged.items():
+        np.testing.assert_allclose(alone[path], leaf, rtol=0, atol=1e-6)
+    run_of_run = {"--run": tmp_path / "finetuning" / "scratch", "--out": tmp_path / "no"}
+    refused(call(export, run_of_run | {"--adapter": True}), 2, "no adapters: give those of a")
 
 
 @pytest.mark.long

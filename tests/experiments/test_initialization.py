@@ -10,7 +10,7 @@ import pytest
 
 from experiments.harness import cli
 from experiments.harness.training.build import build_model
-from experiments.harness.training.initialization import parent_of, take_over
+from experiments.harness.training.initialization import first_state, parent_of
 from experiments.language_modelling import finetune_presets, load_run
 from experiments.language_modelling.presets import PRESETS
 from experiments.language_modelling.train import make_step, train
@@ -124,7 +124,7 @@ def begin(base, parent, tmp_path):
         )
         batches = SimpleNamespace(fingerprint=fingerprint)
         task = SimpleNamespace(model=model, batches=batches, read_start=None)
-        return take_over(run, task, devices.abstract(init))
+        return first_state(run, task, init)
 
     return begin
 

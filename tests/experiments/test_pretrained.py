@@ -168,13 +168,13 @@ def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder)
         )
 
 
-def begun(config, state, devices, run_folder):
-    """`state` with what a new run with `config` takes over."""
+def begun(config, init, devices, run_folder):
+    """The first state of a new run with `config`."""
     no_checkpoints = SimpleNamespace(steps=lambda: [])
     run = SimpleNamespace(
         config=config, devices=devices, checkpoints=no_checkpoints, folder=run_folder
     )
-    return initialization.take_over(run, SimpleNamespace(read_start=None), state)
+    return initialization.first_state(run, SimpleNamespace(read_start=None), init)
 
 
 def test_a_run_begins_with_the_weights(folder, tmp_path):
@@ -183,7 +183,7 @@ def test_a_run_begins_with_the_weights(folder, tmp_path):
     given = replace(given, training=replace(given.training, ema_decay=0.5))
     config, devices = load_run.with_pretrained_sizes(given), single()
     make_state, _ = train.make_step(config, build_model(config), plan.batch_of(config), devices)
-    state = begun(config, devices.init(make_state), devices, tmp_path)
+    state = begun(config, make_state, devices, tmp_path)
     expected = load_pretrained(path).params
     for tree in (state.params, state.ema):
         jax.tree.map(np.testing.assert_array_equal, tree, expected)

@@ -3,14 +3,16 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 import jaxformer as jf
 from experiments.language_modelling.tasks.chat_template import load_template
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.pretrained import load_sampling_config
+from jaxformer.pretrained import load_sampling_config, save_adapter
 from jaxformer.text.tokenizers import train_words
+from jaxformer.training.parameters import map_with_path
 
 pytestmark = pytest.mark.peer
 peft = pytest.importorskip("peft", reason="needs the extra peers")
@@ -131,6 +133,85 @@ def test_an_adapter_of_one_of_two_tied_tensors_is_refused(torch, tmp_path):
     _, _, adapter = adapted(torch, tmp_path, GPT2, r=3, target_modules=targets)
     with pytest.raises(ConfigError, match="adapter changes transformer.wte.weight, but .* are one"):
         jf.load(adapter)
+
+
+BERT = transformers.BertConfig(vocab_size=53, intermediate_size=37, **SIZES)
+OURS = {
+    "queries": (LLAMA, {"rank": 3, "alpha": 5.0, "targets": "attention/query/kernel$"}),
+    "all layers": (LLAMA, {"rank": 2, "alpha": 2.0, "targets": "blocks_.*/kernel$"}),
+    "a table": (LLAMA, {"rank": 3, "alpha": 7.0, "targets": "embedding/table$|output/kernel$"}),
+    "joined queries and values": (
+        GPT2,
+        {"rank": 3, "alpha": 5.0, "targets": "attention/(query|value|out)/kernel$"},
+    ),
+    "a GPT-2's feed-forward": (
+        GPT2,
+        {"rank": 5, "alpha": 5.0, "targets": "feed_forward/.*kernel$"},
+    ),
+    "joined heads": (NEOX, {"rank": 2, "alpha": 3.0, "targets": "attention/.*/kernel$"}),
+}
+
+
+def with_filled_adapters(model, params, options):
+    params = jf.add_adapters(params, jax.random.key(1), axes=jf.parameter_axes(model), **options)
+    rng = np.random.default_rng(3)
+
+    def fill(path, leaf):
+        is_b = path.endswith("kernel_lora/b") or path.endswith("table_lora/b")
+        return 0.1 * rng.standard_normal(leaf.shape).astype(np.float32) if is_b else leaf
+
+    return map_with_path(fill, params)
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_adapters_of_ours_compute_in_peft_what_they_compute_here(name, torch, tmp_path):
+    config, options = OURS[name]
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    loaded = jf.load(tmp_path / "base")
+    params = with_filled_adapters(loaded.model, loaded.params, options)
+    merged = jf.merge_adapters(params)
+    expected = np.asarray(loaded.model.apply({"params": merged}, IDS))
+    assert np.abs(our_logits(loaded) - expected).max() > 1e-3
+    save_adapter(tmp_path / "adapter", loaded.model, params, jf.open_folder(tmp_path / "base"))
+    base = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    theirs = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    np.testing.assert_allclose(their_logits(torch, theirs), expected, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(
+        our_logits(jf.load(tmp_path / "adapter")), expected, rtol=0, atol=1e-5
+    )
+
+
+def test_a_new_head_is_written_whole(torch, tmp_path):
+    config = transformers.BertConfig(**(BERT.to_dict() | {"num_labels": 3}))
+    theirs = transformers.BertForSequenceClassification(config).eval()
+    theirs.save_pretrained(tmp_path / "base")
+    loaded = jf.load(tmp_path / "base")
+    options = {"rank": 3, "alpha": 5.0, "targets": "attention/(query|value)/kernel$"}
+    params = with_filled_adapters(loaded.model, loaded.params, options)
+    params["head"] = jax.tree.map(lambda leaf: leaf + 0.5, params["head"])
+    merged, mask = jf.merge_adapters(params), np.ones(IDS.shape, bool)
+    expected = np.asarray(loaded.model.apply({"params": merged}, IDS, mask))
+    save_adapter(tmp_path / "adapter", loaded.model, params, jf.open_folder(tmp_path / "base"))
+    said = json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())
+    assert said["task_type"] == "SEQ_CLS" and said["modules_to_save"] == ["classifier"]
+    again = peft.PeftModel.from_pretrained(theirs, tmp_path / "adapter").eval()
+    np.testing.assert_allclose(their_logits(torch, again), expected, rtol=0, atol=1e-5)
+
+
+def test_what_peft_cannot_hold_is_refused_by_name(torch, tmp_path):
+    transformers.GPT2LMHeadModel(GPT2).save_pretrained(tmp_path / "base")
+    loaded, base = jf.load(tmp_path / "base"), jf.open_folder(tmp_path / "base")
+    path, options = tmp_path / "adapter", {"rank": 3, "alpha": 5.0}
+    with pytest.raises(ConfigError, match="have no adapters: give those of a training with lora"):
+        save_adapter(path, loaded.model, loaded.params, base)
+    tied = with_filled_adapters(loaded.model, loaded.params, options | {"targets": "table$"})
+    with pytest.raises(ConfigError, match="wte.weight and lm_head.weight are one parameter"):
+        save_adapter(path, loaded.model, tied, base)
+    up = with_filled_adapters(loaded.model, loaded.params, options | {"targets": "up/kernel$"})
+    up["decoder"]["blocks_1"]["feed_forward"]["up"]["bias"] += 1.0
+    with pytest.raises(ConfigError, match="h.1.mlp.c_fc has an adapter and other weights than"):
+        save_adapter(path, loaded.model, up, base)
+    assert not path.exists()
 
 
 def change(adapter, **settings):

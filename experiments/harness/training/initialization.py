@@ -1,6 +1,8 @@
-"""The first state of a run with what it takes over: other weights, or the state of another run."""
+"""The first state of a run: drawn, with weights of another run or a folder, or a run's state."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,7 +14,6 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.open_run import OpenRun
-from experiments.harness.training.parameters import with_params
 from experiments.harness.training.parent import (
     load_start,
     parent_of,
@@ -21,31 +22,43 @@ from experiments.harness.training.parent import (
 )
 from experiments.harness.training.task import Task
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import Strategy
+from jaxformer.distributed import Strategy, check_fits
 from jaxformer.errors import ConfigError
 from jaxformer.nn.stacked_blocks import stack_blocks, unstack_blocks
-from jaxformer.training.lora import without_adapters
+from jaxformer.training.lora import replace_base, without_adapters
 from jaxformer.training.parameters import flatten, map_with_path
 from jaxformer.training.train_step import TrainState
 
 
-def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
-    """`state`, the first one of `run`, with what it takes over from where it starts.
+def first_state(run: OpenRun, task: Task, init: Callable[[], TrainState]) -> TrainState:
+    """The first state of `run`, on its devices: init() with what it takes over.
 
-    A run with a checkpoint of its own goes on from that instead. Raises `ConfigError` for
+    Only what the run or folder that it starts from lacks is drawn. A run with a checkpoint of its
+    own goes on from that, so of its state only the shapes are given. Raises `ConfigError` for
     parameters of other shapes, and as `_continued` does.
     """
-    config = run.config
+    config, devices = run.config, run.devices
     source = config.continue_from or config.init_from
-    if not source or run.checkpoints.steps():
-        return state
-    with display.phase(f"reading {source}"):
-        if config.continue_from:
-            state, steps = _continued(config, state, task.batches.fingerprint)
-        elif task.read_start is not None:
-            state, steps = with_part(config, state, task.read_start(run), run.devices), []
-        else:
-            state, steps = _with_weights_of_start(config, state, run.devices)
+    if run.checkpoints.steps():
+        return _abstract(devices, init)
+    if not source:
+        with display.phase("creating the model"):
+            return devices.init(init)
+    if config.continue_from:
+        with display.phase(f"reading {source}"):
+            rates = jax.jit(_learning_rates)(Partial(init))
+            abstract = _abstract(devices, init)
+            state, steps = _continued(config, abstract, rates, task.batches.fingerprint)
+    else:
+        with display.phase(f"reading {source}"):
+            start = _read_start(run, task)
+        with display.phase("creating the model"):
+            state = devices.init(Partial(_with_start, Partial(init), start))
+        steps = start.steps
+        lacking = without_adapters(state.params)
+        names = [path for path in flatten(lacking) if path not in start.params]
+        if start.params and names:
+            display.say(f"not in {source}, so they start anew: {', '.join(names)}")
     if steps:
         display.say(f"step {', '.join(map(str, steps))} of {source}")
     if distributed.is_first():
@@ -56,83 +69,86 @@ def take_over(run: OpenRun, task: Task, state: TrainState) -> TrainState:
     return state
 
 
-def _with_weights_of_start(
-    config: ExperimentConfig, state: TrainState, devices: Strategy
-) -> tuple[TrainState, list[int]]:
-    """`state` with the weights of the run or folder that init_from names, and their steps."""
+def _abstract(devices: Strategy, init: Callable[[], TrainState]) -> TrainState:
+    """The shapes and shardings of init(); `ConfigError` for what no device has the memory for."""
+    abstract = devices.abstract(init)
+    check_fits(abstract)
+    return abstract
+
+
+def _learning_rates(init: Callable[[], TrainState]) -> dict[str, jax.Array]:
+    """The learning rates in the optimizer's state of init(), by path."""
+    leaves = flatten(init().opt_state)
+    return {path: leaf for path, leaf in leaves.items() if path.endswith("learning_rate")}
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["params"],
+    meta_fields=["source", "steps", "may_differ"],
+)
+@dataclass(frozen=True)
+class _Start:
+    """The parameters that a run starts from."""
+
+    params: dict[str, jax.Array]
+    """By path, in the form of the run's model."""
+    source: str
+    """The run or folder that they were read from."""
+    steps: tuple[int, ...]
+    """The steps of a run that they come from."""
+    may_differ: bool
+    """Whether the run's model has other parameters too, and lacks some of these."""
+
+
+def _read_start(run: OpenRun, task: Task) -> _Start:
+    """The parameters of the run or folder that init_from names, on the run's devices.
+
+    A model with another head, or with a block of the user's own, has other parameters too.
+    """
+    config = run.config
+    if task.read_start is not None:
+        params = task.read_start(run)
+        leaves = {} if params is None else flatten(params)
+        return _Start(leaves, config.init_from, (), may_differ=True)
     parent = parent_of(config)
-    loaded = load_start(config, devices)  # each device reads only its parts
-    is_stacked = loaded.model.config.scan_layers
-    state = with_weights(config, state, loaded.params, devices, is_stacked=is_stacked)
-    return state, [] if parent is None else parent.weights.steps
+    loaded = load_start(config, run.devices)  # each device reads only its parts
+    leaves = _arranged(config, loaded.params, is_stacked=loaded.model.config.scan_layers)
+    steps = () if parent is None else tuple(parent.weights.steps)
+    return _Start(leaves, config.init_from, steps, may_differ=bool(config.training.block))
 
 
-def with_weights(
-    config: ExperimentConfig, state: TrainState, params: Any, devices: Strategy, *, is_stacked: bool
-) -> TrainState:
-    """`state` with all `params` of another model, whose blocks are stacked or not.
-
-    With a block of the user's own, parameters that they lack keep their first values. Raises
-    `ConfigError` for parameters of other shapes.
-    """
-    arrange = _arrangement(config, is_stacked=is_stacked)
-    loaded = flatten(jax.eval_shape(arrange, params))
-    first = flatten(without_adapters(state.params))
-    lacking: dict[str, Any] = {}
-    if config.training.block:
-        lacking = {path: leaf for path, leaf in first.items() if path not in loaded}
-    check_shapes(config.init_from, loaded | lacking, first)
-    return _merged(config, state, params, lacking, arrange, devices)
-
-
-def with_part(
-    config: ExperimentConfig, state: TrainState, params: Any, devices: Strategy
-) -> TrainState:
-    """`state` with each of `params` that its model has; the rest of the model starts anew.
-
-    None are random parameters: `state` as it is. Raises `ConfigError` for parameters of other
-    shapes.
-    """
-    if params is None:
-        return state
-    first = flatten(without_adapters(state.params))
-    loaded = {path: leaf for path, leaf in flatten(params).items() if path in first}
-    lacking = {path: leaf for path, leaf in first.items() if path not in loaded}
-    check_shapes(config.init_from, loaded | lacking, first)
-    return _merged(config, state, params, lacking, lambda params: params, devices)
-
-
-def _arrangement(config: ExperimentConfig, *, is_stacked: bool) -> Callable[[Any], Any]:
-    """The function that gives parameters, of stacked blocks or not, the form of the run's model."""
+def _arranged(config: ExperimentConfig, params: Any, *, is_stacked: bool) -> dict[str, Any]:
+    """The leaves of `params`, of stacked blocks or not, in the form of the run's model."""
     if is_stacked == config.model.scan_layers:
-        return lambda params: params
+        return flatten(params)
     if is_stacked:
-        return unstack_blocks
-    return stack_blocks
+        return flatten(jax.jit(unstack_blocks)(params))
+    return flatten(jax.jit(stack_blocks)(params))
 
 
-def _merged(
-    config: ExperimentConfig,
-    state: TrainState,
-    params: Any,
-    lacking: dict[str, Any],
-    arrange: Callable[[Any], Any],
-    devices: Strategy,
-) -> TrainState:
-    """`state` with arrange(params), and with `lacking`, the first values of what they lack."""
-    if lacking:
-        names = ", ".join(lacking)
-        display.say(f"not in {config.init_from}, so they start anew: {names}")
+def _with_start(init: Callable[[], TrainState], start: _Start) -> TrainState:
+    """init() with the parameters of `start`, also in its moving average.
+
+    While this is compiled, the random numbers of their first values are left out: nothing reads
+    them. The values are copied, because a step donates its state's buffers. Raises `ConfigError`
+    for parameters of other shapes.
+    """
+    state = init()
     first = flatten(without_adapters(state.params))
+    known = start.params
+    if start.may_differ:
+        known = {path: leaf for path, leaf in known.items() if path in first}
+        first = {path: leaf for path, leaf in first.items() if path in known}
+    check_shapes(start.source, known, first)
 
-    def merged(params: Any, lacking: dict[str, Any]) -> Any:
-        known = flatten(arrange(params)) | lacking
-        # copies, because a step donates its state's buffers
-        copies = {path: jnp.array(known[path], dtype=x.dtype) for path, x in first.items()}
-        return unflatten_dict(copies, sep="/")
+    def with_known(params: Any) -> Any:
+        leaves = flatten(without_adapters(params))
+        copies = {path: jnp.array(leaf, leaves[path].dtype) for path, leaf in known.items()}
+        return replace_base(params, unflatten_dict(leaves | copies, sep="/"))
 
-    make = Partial(merged, params, lacking)
-    return with_params(state, config.training, lambda: devices.init(make))
+    average = None if state.ema is None else with_known(state.ema)
+    return state.replace(params=with_known(state.params), ema=average)
 
 
 def check_shapes(source: str, given: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
@@ -149,9 +165,11 @@ def check_shapes(source: str, given: Mapping[str, Any], wanted: Mapping[str, Any
 
 
 def _continued(
-    config: ExperimentConfig, state: TrainState, fingerprint: str
-) -> tuple[TrainState, list[int]]:
-    """The state of the parent, with the peak learning rate of `state`, and its step.
+    config: ExperimentConfig, abstract: TrainState, rates: Mapping[str, Any], fingerprint: str
+) -> tuple[TrainState, tuple[int, ...]]:
+    """The state of the parent with the peak learning rates `rates`, and its step.
+
+    `abstract` has the shapes and shardings of the state, `rates` their paths in its optimizer's.
 
     Raises `ConfigError` where the parent was trained on other batches, has done all steps of
     `config`, or is asked for a mean of checkpoints, `CheckpointError` for another optimizer.
@@ -165,7 +183,7 @@ def _continued(
             "give RUN or RUN@STEP, or use --init_from"
         )
     checkpoints = Checkpoints(parent.folder / "checkpoints")
-    restored, metadata = checkpoints.restore(state, parent.step)
+    restored, metadata = checkpoints.restore(abstract, parent.step)
     step = int(restored.step)
     if metadata["data"] != fingerprint:
         raise ConfigError(
@@ -177,9 +195,8 @@ def _continued(
             f"{parent.folder} is at step {step} already, but optimizer.total_steps="
             f"{config.optimizer.total_steps}: give more steps"
         )
-    fresh = flatten(state.opt_state)
 
     def with_rate(path: str, leaf: Any) -> Any:
-        return fresh[path] if path.endswith("learning_rate") else leaf
+        return rates.get(path, leaf)
 
-    return restored.replace(opt_state=map_with_path(with_rate, restored.opt_state)), [step]
+    return restored.replace(opt_state=map_with_path(with_rate, restored.opt_state)), (step,)

@@ -1,7 +1,6 @@
 """Parameters of a run: the first ones, with adapters, and the ones to evaluate."""
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -44,14 +43,6 @@ def describe_size(params: Any) -> str:
     trained = sum(size for path, size in sizes.items() if re.search(lora.ADAPTER, path))
     total = f"{sum(sizes.values()):,} parameters"
     return f"{total}, {trained:,} of them trained in adapters" if trained else total
-
-
-def with_params(
-    state: TrainState, training: TrainingConfig, fresh: Callable[[], Any]
-) -> TrainState:
-    """`state` with the parameters fresh(), also as moving average, and the adapters that it has."""
-    ema = lora.replace_base(state.ema, fresh()) if training.ema_decay else None
-    return state.replace(params=lora.replace_base(state.params, fresh()), ema=ema)
 
 
 def result_params(state: TrainState, training: TrainingConfig) -> Any:

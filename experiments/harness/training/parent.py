@@ -12,7 +12,7 @@ from experiments.harness.training.experiment_config import ExperimentConfig
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import Loaded, is_pretrained, load
+from jaxformer.pretrained import Loaded, TrainedRun, is_pretrained, open_folder
 from jaxformer.pretrained.hf_folder import locate
 from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
@@ -80,12 +80,14 @@ def start_folder(config: ExperimentConfig, experiment: str) -> Path | None:
 
 
 def load_start(config: ExperimentConfig, devices: Strategy) -> Loaded:
-    """The run or folder that `config` starts from, with its weights on `devices`."""
+    """The model that `config` starts from, with its weights on `devices` and without tokenizers."""
     parent = parent_of(config)
-    if parent is None:
-        return load(config.init_from, strategy=devices)
-    checkpoint, step = parent.checkpoint, parent.step
-    return load(parent.folder, checkpoint=checkpoint, step=step, strategy=devices)
+    source = open_folder(config.init_from if parent is None else parent.folder)
+    if isinstance(source, TrainedRun):
+        options = parent or RunOptions(config.init_from)
+        source = source.with_weights(options.checkpoint, options.step)
+    model = source.model()
+    return Loaded(model, source.params(model, devices))
 
 
 def is_begun(folder: Path) -> bool:

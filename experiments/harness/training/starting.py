@@ -14,7 +14,7 @@ from experiments.harness.training.fewest_parts import (
     gpu_memory,
     step_memory,
 )
-from experiments.harness.training.initialization import take_over
+from experiments.harness.training.initialization import first_state
 from experiments.harness.training.open_run import OpenRun, with_parts
 from experiments.harness.training.task import Task
 from jaxformer.distributed import agreed
@@ -33,9 +33,7 @@ def start(run: OpenRun[C], task: Task) -> tuple[OpenRun[C], Any, TrainState]:
     batch = task.batches.batch(0, all_rows)
     run = with_fewest_parts(run, task, batch)
     init, step = task.make_step(run.config, task.model, batch, run.devices)
-    with display.phase("creating the model"):
-        state = run.devices.init(init)
-    return run, step, take_over(run, task, state)
+    return run, step, first_state(run, task, init)
 
 
 def with_fewest_parts(run: OpenRun[C], task: Task, batch: Any) -> OpenRun[C]:
