@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+from collections import Counter
 
 import pytest
 
@@ -151,3 +152,18 @@ def test_every_preset_can_be_written_to_a_run_and_read_back(tmp_path):
         assert preset.name == name
         run = run_folder.open_folder(tmp_path, "translation", name, preset)
         assert run_folder.load_config(run.folder, TranslationConfig) == preset
+
+
+def test_the_words_of_a_text_are_counted_as_its_lines_give_them(tmp_path):
+    """Each part between spaces is looked at once: the words and their order are the same."""
+    lines = [
+        "The dog's bone, the DOG!",
+        "ΟΔΟΣ, ΑΣ Σ\u2003ΣΑΣ'Σ",
+        "don't-do it\u00a0it",
+        "a\x1cb a 3 _x_",
+    ]
+    lines += ["नमस्ते दुनिया नमस्ते", "İstanbul", "the the"]
+    expected = Counter(word for line in lines for word in corpus.words_of(line))
+    (tmp_path / "data").mkdir()
+    corpus.write_known_words(tmp_path / "data", lines)
+    assert corpus.read_known_words(tmp_path) == [word for word, _ in expected.most_common()]

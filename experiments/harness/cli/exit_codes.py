@@ -147,7 +147,9 @@ def _advice(error: BaseException) -> str:
     return (
         f"out of memory: {reason}. Lower the batch "
         "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
-        "--training.remat blocks; the command plan says what a choice needs"
+        "--training.remat blocks; the command plan says what a choice needs. Attention may need "
+        "the square of a text's tokens: cut a very long text, or give --training.attention_fn "
+        "blockwise"
     )
 
 
