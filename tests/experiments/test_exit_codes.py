@@ -56,6 +56,29 @@ def test_a_process_ends_with_the_code_and_one_line(words, code, said):
     assert done.err.count("error: ") == 1
 
 
+TWO_COMMANDS = """
+import socket, jax
+from experiments.harness import cli
+from jaxformer.distributed.termination import _c_handler, _is_another_function
+
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    address = "127.0.0.1:%d" % free.getsockname()[1]
+handlers = []
+note = lambda: handlers.append(_c_handler(15))
+join = lambda: (jax.distributed.initialize(address, 1, 0), note())
+for command in (join, note):
+    assert cli.run(command) == 0
+    note()
+print("changed", [_is_another_function(handlers[0], each) for each in handlers])
+"""
+
+
+def test_two_commands_of_a_process_leave_the_handler_of_jax_that_has_joined_others():
+    (done,) = ended(start("-c", TWO_COMMANDS))
+    assert "changed [False, False, False, False]" in done.out, done.err
+
+
 class Reporter:
     """Reports to a loop that has ended, as tensorstore's threads do after a failed save."""
 

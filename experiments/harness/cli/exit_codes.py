@@ -189,12 +189,23 @@ def _without_closed_loops() -> Iterator[None]:
 
 @contextmanager
 def _terminable() -> Iterator[None]:
-    """Lets SIGTERM unwind the stack, so that files are closed; training sets its own handler."""
-    if threading.current_thread() is not threading.main_thread():
+    """Lets SIGTERM unwind the stack, so that files are closed; training sets its own handler.
+
+    One of several processes leaves the signal to JAX, which tells the others of it: also after the
+    command, and in a second command of this process.
+    """
+    if threading.current_thread() is not threading.main_thread() or _jax_hears_signals():
         yield
         return
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        if not _jax_hears_signals():
+            signal.signal(signal.SIGTERM, previous)
+
+
+def _jax_hears_signals() -> bool:
+    """Whether this process has joined others, for which JAX handles SIGTERM."""
+    jax = sys.modules.get("jax")
+    return jax is not None and jax.distributed.is_initialized()
