@@ -80,8 +80,11 @@ def train(
             cost=cost,
             origin={"tokenizer": tokenizers.digest(run.folder / "tokenizer")},
         )
+        # The first state, with the weights that the run starts from, and the compiled step.
         run, step, state = training.start(run, task)
+        # The loop, from the newest checkpoint on: batch, step, log, evaluate, save.
         training.fit(run, step, state, task)
+        # The mean of the last checkpoints, or the best one.
         params = training.choose_weights(run, task)
         score(model, data, run, params)
     return read_result(run.folder)
