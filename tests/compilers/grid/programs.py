@@ -34,8 +34,9 @@ from jaxformer.decoding.hypotheses import row_values
 from jaxformer.distributed import Strategy, make_mesh, sharded
 from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import auto_attention
+from jaxformer.pipelines.decoding_weights import lay_out
 from jaxformer.pipelines.reading import begin_rows
-from jaxformer.pipelines.rows import lay_out, search_more, state_shapes
+from jaxformer.pipelines.rows import search_more, state_shapes
 from jaxformer.pipelines.sentences import begin_sentences
 from jaxformer.text.data import MaskedBatch, PairBatch, StreamBatch
 from jaxformer.training.losses import causal_loss, masked_loss, seq2seq_loss
