@@ -106,7 +106,8 @@ def complete(
     `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
     prompts than they have rows, 64 each, the next takes the row of one that has ended. A text is
     read as the folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS. A
-    Ctrl-C ends the call after 8 tokens or a second, except while a program is compiled.
+    Ctrl-C ends the call after 8 tokens, a second or up to 2,048 tokens of prompts, except while a
+    program is compiled.
     Raises `DataError` for no prompt, and for an empty one if there is no BOS, `ConfigError` for a
     prompt that does not fit `max_len`, for another model, and for a tokenizer and settings that do
     not fit.
@@ -120,8 +121,8 @@ def complete(
     >>> len(jf.complete(loaded, ["ab", "", "c"], max_new_tokens=3))
     3
     """
-    found = _complete(loaded, prompts, settings, changes, first_example_id, logits_processors)
-    return unwrap_single(prompts, [completion.text for completion in found])
+    completions = _complete(loaded, prompts, settings, changes, first_example_id, logits_processors)
+    return unwrap_single(prompts, [completion.text for completion in completions])
 
 
 @overload
@@ -165,8 +166,8 @@ def complete_with_details(
     >>> round(float(jnp.exp(added.log_probs[0])), 3)  # each of the 10 tokens is as likely
     0.1
     """
-    found = _complete(loaded, prompts, settings, changes, first_example_id, logits_processors)
-    return unwrap_single(prompts, found)
+    completions = _complete(loaded, prompts, settings, changes, first_example_id, logits_processors)
+    return unwrap_single(prompts, completions)
 
 
 def stream(
@@ -216,11 +217,11 @@ def _complete(
     """The continuation of each prompt."""
     call, requests = _begin(loaded, prompts, settings, changes, first_example_id, logits_processors)
     pace = STEADY if call.options.stop else pace_of_whole_texts()
-    found: dict[int, Completion] = {}
+    by_number: dict[int, Completion] = {}
     for number, progress in decode_all(call.groups(requests), concurrency(call.params), pace):
         if progress.completion is not None:
-            found[number] = progress.completion
-    completions = [found[number] for number in range(len(requests))]
+            by_number[number] = progress.completion
+    completions = [by_number[number] for number in range(len(requests))]
     if any(np.isnan(completion.log_probs).any() for completion in completions):
         warnings.warn("the model's logits are NaN: the texts mean nothing", stacklevel=3)
     return completions
@@ -237,8 +238,8 @@ def _begin(
     """The values of the call, and the texts to continue."""
     inputs, tokenizer, _ = check_inputs(loaded, prompts, DecoderOnly)
     config, options = loaded.choose_settings(settings, changes, SamplingConfig, CompletionOptions)
-    given = changes.keys() | {field for x in settings for field in vars(x)}
-    if "max_new_tokens" in given and "max_length" not in given:  # a folder's counts no more
+    named = changes.keys() | {field for x in settings for field in vars(x)}
+    if "max_new_tokens" in named and "max_length" not in named:  # a folder's counts no more
         options = replace(options, max_length=None)
     model, special = loaded.model, tokenizer.special
     max_len, length = model.config.max_len, config.max_new_tokens

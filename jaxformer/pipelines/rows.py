@@ -170,8 +170,8 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
                 pace = pace.after(time.monotonic() - begun)
             updates = []
             for row, (number, text) in sorted(active.items()):
-                own_results = jax.tree.map(lambda x, row=row: x[row], results)
-                update = self.take(text, own_results, stopped[row])
+                row_results = jax.tree.map(lambda x, row=row: x[row], results)
+                update = self.take(text, row_results, stopped[row])
                 if update is not None:
                     updates.append((number, update))
                 if stopped[row] or text.done:

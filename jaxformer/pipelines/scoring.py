@@ -83,10 +83,10 @@ def score_with_details(loaded: Loaded, texts: str | Texts, *, stride: int | None
 
 def _likelihoods(loaded: Loaded, texts: str | Texts, stride: int | None) -> list[Likelihood]:
     """The likelihood of each text."""
-    lines, found = read_token_scores(loaded, texts, stride)
+    lines, token_scores = read_token_scores(loaded, texts, stride)
     return [
         Likelihood(-math.fsum(scores.log_probs), len(scores.ids), *count_text([line]))
-        for line, scores in zip(lines, found, strict=True)
+        for line, scores in zip(lines, token_scores, strict=True)
     ]
 
 

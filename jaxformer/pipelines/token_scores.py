@@ -71,8 +71,8 @@ def score_tokens(loaded: Loaded, texts: str | Texts, *, stride: int | None = Non
     >>> scores.ids, [round(x, 4) for x in scores.log_probs]  # -log 8
     ([4, 7], [-2.0794, -2.0794])
     """
-    _, found = read_token_scores(loaded, texts, stride)
-    return unwrap_single(texts, found)
+    _, scores = read_token_scores(loaded, texts, stride)
+    return unwrap_single(texts, scores)
 
 
 def read_token_scores(
@@ -87,14 +87,14 @@ def read_token_scores(
     ids = tokenizer.encode_inputs(lines, Template(bos_eos(tokenizer).first))
     windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, step)]
     scored = _score_windows(loaded, [(window, known) for _, window, known in windows])
-    found = [TokenScores([], [], []) for _ in lines]
+    by_line = [TokenScores([], [], []) for _ in lines]
     for (i, _, _), scores in zip(windows, scored, strict=True):
-        found[i] = TokenScores(
-            found[i].ids + scores.ids,
-            found[i].log_probs + scores.log_probs,
-            found[i].most_likely + scores.most_likely,
+        by_line[i] = TokenScores(
+            by_line[i].ids + scores.ids,
+            by_line[i].log_probs + scores.log_probs,
+            by_line[i].most_likely + scores.most_likely,
         )
-    return lines, found
+    return lines, by_line
 
 
 def score_continuations(
@@ -132,12 +132,12 @@ def score_continuations(
     shared: list[int] = []
     if _can_share_contexts(model, params):
         shared = [i for i, question in enumerate(encoded) if _is_shared(question, max_len)]
-    found: list[list[TokenScores]] = [[] for _ in encoded]
+    by_question: list[list[TokenScores]] = [[] for _ in encoded]
     for chosen in _batches_of_questions([encoded[i] for i in shared]):
         numbers = [shared[k] for k in chosen]
         together = _score_together(model, params, [encoded[i] for i in numbers])
         for i, scores in zip(numbers, together, strict=True):
-            found[i] = scores
+            by_question[i] = scores
     # Of the others each continuation is read with its context.
     windows = [
         (i, (context + row, len(context) - 1))
@@ -147,8 +147,8 @@ def score_continuations(
     ]
     alone = _score_windows(loaded, [window for _, window in windows])
     for (i, _), scores in zip(windows, alone, strict=True):
-        found[i].append(scores)
-    return found
+        by_question[i].append(scores)
+    return by_question
 
 
 def _can_share_contexts(model: DecoderOnly, params: Any) -> bool:
@@ -211,7 +211,10 @@ def _encode_questions(questions: list[Any], tokenizer: Tokenizer, max_len: int) 
             else:
                 row = tokenizer.encode(continuation)
             if not row:
-                raise DataError(f"a continuation of {place} has no tokens: give it some text")
+                raise DataError(
+                    f"a continuation of {place} has no tokens: give it some text, with the white "
+                    "space before it"
+                )
             if len(ids) + len(row) > max_len + 1:
                 raise DataError(
                     f"{place} has {len(ids)} tokens of context and {len(row)} of a continuation, "
@@ -231,7 +234,7 @@ def _score_windows(
     """
     model, max_len = loaded.model, loaded.model.config.max_len
     params = place_params(loaded.params)
-    found: list[TokenScores] = [TokenScores([], [], [])] * len(windows)
+    by_window: list[TokenScores] = [TokenScores([], [], [])] * len(windows)
     for chosen, size in _groups([len(ids) - 1 for ids, _ in windows], max_len):
         batch = next_power_of_two(len(chosen))
         tokens = pad_right([windows[i][0] for i in chosen], batch, size + 1)
@@ -239,12 +242,12 @@ def _score_windows(
         for row, i in enumerate(chosen):
             ids, known = windows[i]
             scored = slice(known, len(ids) - 1)
-            found[i] = TokenScores(
+            by_window[i] = TokenScores(
                 ids[known + 1 :],
                 log_probs[row, scored].tolist(),
                 most_likely[row, scored].tolist(),
             )
-    return iter(found)
+    return iter(by_window)
 
 
 def _score_together(

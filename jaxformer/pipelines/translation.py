@@ -106,8 +106,8 @@ def translate(
     >>> type(jf.translate(loaded, "a rose")), jf.translate(loaded, ["", " "])
     (<class 'str'>, ['', ''])
     """
-    found = _translate_texts(loaded, texts, settings, changes, logits_processors)
-    return unwrap_single(texts, [best[0].text for best in found])
+    hypotheses = _translate_texts(loaded, texts, settings, changes, logits_processors)
+    return unwrap_single(texts, [translations[0].text for translations in hypotheses])
 
 
 @overload
@@ -148,8 +148,8 @@ def translate_with_details(
     >>> len(three), abs(three[0].score - sum(three[0].log_probs)) < 1e-4
     (3, True)
     """
-    found = _translate_texts(loaded, texts, settings, changes, logits_processors)
-    return unwrap_single(texts, found)
+    hypotheses = _translate_texts(loaded, texts, settings, changes, logits_processors)
+    return unwrap_single(texts, hypotheses)
 
 
 def _translate_texts(
@@ -164,10 +164,10 @@ def _translate_texts(
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
     search, options = with_target_language(target, search, options)
     sources = encode_sources(loaded.model, lines, tokenizer, search, options)
-    found = _translate(loaded, sources, target, search, options, tuple(logits_processors))
-    if any(np.isnan(each.score) for translations in found for each in translations):
+    hypotheses = _translate(loaded, sources, target, search, options, tuple(logits_processors))
+    if any(np.isnan(each.score) for translations in hypotheses for each in translations):
         warnings.warn("the model's logits are NaN: the translations mean nothing", stacklevel=3)
-    return found
+    return hypotheses
 
 
 def encode_sources(
@@ -314,8 +314,8 @@ def _translate(
             limits = [request.limit for _, request in requests]
             yield requests, partial(make_decoder, size, _target_size(config, limits, size, search))
 
-    found = dict(decode_all(groups(), programs, pace_of_whole_texts()))
-    return [found.get(i, [Translation("", 0.0, [], [])]) for i in range(len(sources))]
+    translations = dict(decode_all(groups(), programs, pace_of_whole_texts()))
+    return [translations.get(i, [Translation("", 0.0, [], [])]) for i in range(len(sources))]
 
 
 def _target_size(

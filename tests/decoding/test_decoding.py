@@ -534,6 +534,17 @@ def test_a_cache_shorter_than_the_texts_is_refused():
         beam_search(step, cache, FIRST, LIMITS + 3)
 
 
+@pytest.mark.parametrize("beams", [1, 2, 5])
+def test_a_cache_of_another_number_of_beams_is_refused(beams):
+    model = DecoderOnly(TransformerConfig(7, d_model=8, d_ff=9, num_heads=2, num_decoder_layers=1))
+    step, cache = (
+        partial(markov_step, jnp.zeros((7, 7))),
+        model.init_cache(2, max_length=9, num_beams=beams),
+    )
+    with pytest.raises(ValueError, match=f"num_beams={beams}.*beam_size=3"):
+        beam_search(step, cache, FIRST, LIMITS, SearchConfig(beam_size=3))
+
+
 def test_the_default_special_ids_are_those_of_the_tokenizers_trained_here():
     options = TranslationOptions()
     assert (options.pad, options.bos) == (tokenizers.PAD, tokenizers.BOS)

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import linen as nn
 from flax import struct
 
 import jaxformer as jf
@@ -137,15 +138,29 @@ def test_continuations_are_scored_without_padding(loaded, assert_equal):
             assert_equal(each.log_probs, expected_log_probs(loaded, context_ids, each.ids))
 
 
-def test_a_stack_of_blocks_of_two_classes_decodes_in_jit(loaded, assert_equal):
-    model, tokens = loaded.model, jnp.array([[4, 5, 7, 6, 9], [9, 8, 4, 4, 5]])
+class Mixing(nn.Module):
+    """A block that has none of the fields of `Block`, and keeps nothing."""
+
+    @nn.compact
+    def __call__(self, x, mask=None, **inputs):
+        return x + nn.Dense(x.shape[-1])(x)
+
+    def decode(self, x, layer_cache, mask, **inputs):
+        return self(x), layer_cache
+
+
+def test_a_stack_of_blocks_of_two_classes_decodes_in_jit(random_params, assert_equal):
+    def make_block(layer=None, **fields):
+        return Mixing() if layer == 1 else Block(layer=layer, **fields)
+
+    config = dataclasses.replace(CONFIG, positions=jf.Sinusoidal())
+    model, tokens = DecoderOnly(config, block=make_block), jnp.array([[4, 5, 7], [9, 8, 4]])
+    variables = {"params": random_params(model, tokens)}
 
     @jax.jit
-    def decode(params, tokens):
-        apply = model.apply
-        cache = apply({"params": params}, 2, max_length=5, method="init_cache")
-        logits, _ = apply({"params": params}, tokens[:, None], cache, method="decode_step")
+    def decode(tokens):
+        cache = model.apply(variables, 2, max_length=5, method="init_cache")
+        logits, _ = model.apply(variables, tokens[:, None], cache, method="decode_step")
         return logits[:, 0]
 
-    whole = model.apply({"params": loaded.params}, tokens)
-    assert_equal(decode(loaded.params, tokens), whole)
+    assert_equal(decode(tokens), model.apply(variables, tokens))

@@ -287,3 +287,21 @@ def test_a_hundred_calls_of_mixed_settings_and_lengths_compile_few_programs(syst
         lines = random_lines(rng, rng.integers(1, 12), longest=30)
         assert len(translate(loaded, lines, beam_size=2, **settings)) == len(lines)
     assert compiled[0] <= 12
+
+
+def test_a_logits_processor_of_the_callers_decides_what_is_written(system, assert_equal):
+    lines, loaded = ["abc", "k", "hgf edc"], Loaded(*system)
+    (first, *_), *_ = translate_with_details(loaded, lines, SEARCH, OPTIONS)
+    forbidden = first.ids[0]
+
+    def without(logits, history):
+        return logits.at[forbidden].set(-jnp.inf)
+
+    found = translate_with_details(loaded, lines, SEARCH, OPTIONS, logits_processors=[without])
+    expected = translate_with_details(loaded, lines, SEARCH, OPTIONS, suppress_tokens=(forbidden,))
+    for hypotheses, others in zip(found, expected, strict=True):
+        assert [each.ids for each in hypotheses] == [each.ids for each in others]
+        assert all(forbidden not in each.ids for each in hypotheses)
+        assert_equal([each.score for each in hypotheses], [each.score for each in others])
+    best = translate(loaded, lines, SEARCH, OPTIONS, logits_processors=[without])
+    assert best == [hypotheses[0].text for hypotheses in found]
