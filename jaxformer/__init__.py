@@ -2,7 +2,8 @@
 
 The letters of every shape: B batch, T query length, S key length, N heads, K key/value heads,
 H head size, D d_model, F d_ff, V vocabulary size. Beside them: W beams of a sentence, R = B x W
-rows, L the room of a cache, P masked positions, Hv the size of a head's values.
+rows, L the room of a cache, P masked positions, Hv the size of a head's values, E experts, k the
+experts of a token.
 
 A public name is imported when it is first used: `import jaxformer` alone loads nothing else.
 `help(jaxformer.NAME)` shows one with an example.

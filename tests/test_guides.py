@@ -203,7 +203,8 @@ def write_texts() -> None:
     kinds = dict.fromkeys(long, lines) | dict.fromkeys(short.split(), lines[:7])
     kinds |= {"train.tsv": tabs, "dev.tsv": tabs[:7], "test.tsv": tabs[:7], "train.jsonl": records}
     kinds |= {"test.jsonl": records[:7], "chat.jsonl": records, "held-out.jsonl": records[:7]}
-    kinds |= {"train-v1.1.json": [squad], "dev-v1.1.json": [squad]}
+    pairs = [json.dumps({"prompt": x, "chosen": "moon", "rejected": "star"}) for x in lines]
+    kinds |= {"pairs.jsonl": pairs, "train-v1.1.json": [squad], "dev-v1.1.json": [squad]}
     for name, each in kinds.items():
         Path(name).write_text("\n".join(each) + "\n")
     write_ids(Path("data/shakespeare_char"), " ".join(lines))

@@ -30,6 +30,7 @@ _FINETUNED: dict[str, exporting.Task] = {
     "pairs": "text-classification",
     "spans": "question-answering",
     "chat": "text-generation",
+    "preference": "text-generation",
 }
 _PRESETS = (
     "python_stdlib",
@@ -71,7 +72,7 @@ def published(options: ExportOptions) -> exporting.Published:
     if isinstance(config, FinetuneConfig):
         labels = Record(folder / FACTS).read(labels=list).get("labels", [])
         task = _FINETUNED[config.task.kind]
-        if config.task.kind == "chat":
+        if config.task.kind in ("chat", "preference"):
             files = {TEMPLATE: load_template(folder, loaded.require_tokenizer()).source}
         else:
             generation = None

@@ -5,7 +5,7 @@ runs/finetuning/NAME. Without files, classification asks which of ten packages a
 standard library is from.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +44,19 @@ class Prepared(NamedTuple):
     splits: dict[str, Encoded]
     """validation and, where there is one, test."""
 
+    def rows(self) -> dict[str, Any]:
+        """The rows of train, validation and test."""
+        held_out = {split: encoded.examples for split, encoded in self.splits.items()}
+        return {"train": self.batches.examples, **held_out}
+
+    def with_rows(self, rows: Mapping[str, Any]) -> "Prepared":
+        """The same examples with other `rows`."""
+        splits = {
+            split: encoded._replace(examples=rows[split]) for split, encoded in self.splits.items()
+        }
+        batches = self.batches._replace(examples=rows["train"])
+        return self._replace(batches=batches, splits=splits)
+
 
 Outputs = Callable[[Any, Any], jax.Array]
 """A compiled function of (params, batch): what the model says of each row."""
@@ -54,7 +67,7 @@ def make_step(
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     kind = TASKS[config.task.kind]
-    loss = training.build_loss(config.training, kind.loss)(model)
+    loss = training.build_loss(config.training, kind.loss)(model, **kind.loss_options(config.task))
     return training.gradient_step(config, model, loss, kind.inputs(batch), devices)
 
 
@@ -77,6 +90,8 @@ def train(
         data = prepare(run.config, run.folder, tokenizer)
         backbone = training.build_model(run.config, has_head=True, contact=run.contact)
         model = kind.make_model(run.config, backbone, data.facts)
+        if kind.with_start is not None:
+            data = data.with_rows(kind.with_start(run, model, data.rows()))
         outputs = jax.jit(kind.outputs(model))
         task = training.Task(
             model=model,

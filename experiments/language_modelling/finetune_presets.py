@@ -10,7 +10,7 @@ from experiments.language_modelling.presets import (
     TrainingConfig,
     python_stdlib,
 )
-from jaxformer.config import Checked, Count, Natural
+from jaxformer.config import Checked, Count, Natural, Positive
 from jaxformer.errors import ConfigError
 
 FACTS = "labels.json"
@@ -21,10 +21,11 @@ FACTS = "labels.json"
 class TaskOptions(Checked):
     """The task, and how its examples become rows."""
 
-    kind: Literal["classification", "pairs", "spans", "chat"] = "classification"
-    """Labels of texts or of pairs of texts, answers in a text, answers of an assistant. Files are
-    lines label<TAB>text; label<TAB>premise<TAB>hypothesis (or .jsonl with these fields); the JSON
-    of SQuAD; .jsonl with a list of messages in each line."""
+    kind: Literal["classification", "pairs", "spans", "chat", "preference"] = "classification"
+    """Labels of texts or of pairs of texts, answers in a text, answers of an assistant, the better
+    one of two answers. Files are lines label<TAB>text; label<TAB>premise<TAB>hypothesis (or .jsonl
+    with these fields); the JSON of SQuAD; .jsonl with a list of messages in each line, or with a
+    prompt, a chosen and a rejected answer."""
     num_examples: Natural = 0
     """Rows to learn from, chosen by the seed, as evenly over the labels as possible; 0: all."""
     from_scratch: bool = False
@@ -37,7 +38,10 @@ class TaskOptions(Checked):
     max_answer_tokens: Count = 30
     """Longest answer in tokens (spans)."""
     chat_template: str = ""
-    """A file with a chat template in Jinja (chat); empty: the template of its start."""
+    """A file with a chat template in Jinja (chat, preference); empty: the template of its start."""
+    beta: Positive = 0.1
+    """Weight of the preference against staying near the weights that it starts from (preference);
+    less goes further away."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,11 @@ class FinetuneConfig(LanguageConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        if self.task.from_scratch and self.task.kind == "preference":
+            raise ConfigError(
+                "task.kind='preference' compares with the weights that the run starts from, but "
+                "from_scratch=True starts from random ones: leave it out"
+            )
         if self.task.from_scratch and self.training.lora_rank:
             raise ConfigError(
                 f"lora_rank={self.training.lora_rank} trains adapters of the weights that the run "
@@ -109,5 +118,13 @@ pairs = replace(
 )
 spans = replace(pairs, name="spans", task=TaskOptions(kind="spans"))
 chat = replace(classification, name="chat", task=TaskOptions(kind="chat"))
+preference = replace(
+    chat,
+    name="preference",
+    init_from="runs/finetuning/chat",
+    optimizer=replace(chat.optimizer, learning_rate=1e-4),
+    task=TaskOptions(kind="preference"),
+)
 
-PRESETS = {preset.name: preset for preset in (classification, frozen_backbone, pairs, spans, chat)}
+_ALL = (classification, frozen_backbone, pairs, spans, chat, preference)
+PRESETS = {preset.name: preset for preset in _ALL}

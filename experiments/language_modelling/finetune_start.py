@@ -79,4 +79,4 @@ def read_weights(run: OpenRun) -> Any:
     loaded = load_run.below_head(parent.load_start(config, run.devices))
     is_masked = isinstance(loaded.model, MaskedLanguageModel)
     params = loaded.params["encoder"] if is_masked else loaded.params
-    return params if config.task.kind == "chat" else {"backbone": params}
+    return params if config.task.kind in ("chat", "preference") else {"backbone": params}

@@ -18,7 +18,7 @@ from experiments.language_modelling import evaluate, export, finetune, generate
 from experiments.language_modelling.finetune_presets import PRESETS, FinetuneConfig
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.presets import DataConfig
-from experiments.language_modelling.tasks import chat, classification, spans, squad
+from experiments.language_modelling.tasks import chat, classification, preference, spans, squad
 from experiments.language_modelling.tasks.chat_template import (
     PLAIN_TEMPLATE,
     ChatTemplate,
@@ -137,7 +137,9 @@ def files(tmp_path_factory):
     for kind, rows in lines.items():
         found[kind] = write_lines(place / f"{kind}.tsv", *("\t".join(row) for row in rows))
     said = (json.dumps({"messages": conversation(f"the {a}", "is rain")}) for a in WORDS[:7])
-    return found | {"chat": write_lines(place / "chat.jsonl", *said)}
+    found["chat"] = write_lines(place / "chat.jsonl", *said)
+    pairs = ({"prompt": f"the {a}", "chosen": "is snow", "rejected": "is rain"} for a in WORDS[:7])
+    return found | {"preference": write_lines(place / "pairs.jsonl", *map(json.dumps, pairs))}
 
 
 def config_of(kind: str, start: Path, path: str, runs: Path, **changes) -> FinetuneConfig:
@@ -150,7 +152,7 @@ def config_of(kind: str, start: Path, path: str, runs: Path, **changes) -> Finet
         data__train=(path,),
         data__validation=(path,),
         data__test=(path,),
-        data__seq_len=T if kind != "chat" else 70,
+        data__seq_len=70 if kind in ("chat", "preference") else T,
         data__batch_size=5,
         task__num_examples=0,
         task__doc_stride=3,
@@ -165,6 +167,7 @@ def config_of(kind: str, start: Path, path: str, runs: Path, **changes) -> Finet
 
 
 STARTS = {"classification": "causal", "pairs": "masked", "spans": "masked", "chat": "causal"}
+STARTS["preference"] = "causal"
 
 
 @pytest.mark.long
@@ -187,7 +190,7 @@ def test_a_task_is_learned_stopped_resumed_to_the_bit_and_compared(
     other = finetune.train(changed(config, name="other", training__seed=1)).folder
     assert bytes_of(other, 7) != bytes_of(whole, 7)
     capsys.readouterr()
-    metric = {"spans": "f1", "chat": "loss"}.get(kind, "accuracy")
+    metric = {"spans": "f1", "chat": "loss", "preference": "loss"}.get(kind, "accuracy")
     runs_command.main(["compare", str(whole), str(other), "--metric", metric])
     said = capsys.readouterr().out
     assert metric in said and "2" in said
@@ -287,6 +290,31 @@ def test_a_folder_is_read_once_what_it_has_is_not_drawn_and_adapters_are_exporte
         np.testing.assert_allclose(alone[path], leaf, rtol=0, atol=1e-6)
     run_of_run = {"--run": tmp_path / "finetuning" / "scratch", "--out": tmp_path / "no"}
     refused(call(export, run_of_run | {"--adapter": True}), 2, "no adapters: give those of a")
+
+
+@pytest.mark.long
+def test_a_chat_model_gives_the_answer_that_it_has_learned_to_prefer(folder, files, tmp_path):
+    changes = {"training__evaluate_every": 0, "data__batch_size": 7}
+    said = ("is rain", "is rain", "is snow")
+    # The first of three messages is the system's, which nobody writes below.
+    lines = [{"messages": conversation(f"the {a}", text)[1:]} for a in WORDS[:7] for text in said]
+    path = write_lines(tmp_path / "chat.jsonl", *map(json.dumps, lines))
+    learned = {"optimizer__learning_rate": 3e-2, "optimizer__total_steps": 50}
+    said = finetune.train(config_of("chat", folder("causal"), path, tmp_path, **learned, **changes))
+    asked = {"--text": "the sun", "--chat": True}
+    first = call(generate, asked | {"--run": said.folder}).out
+    assert "is rain" in first and "is snow" not in first
+    config = config_of("preference", said.folder, files["preference"], tmp_path, name="prefers")
+    config = changed(config, task__beta=0.2, **changes)
+    result = finetune.train(
+        changed(config, optimizer__total_steps=30, optimizer__learning_rate=3e-3)
+    )
+    assert result.scores["accuracy"] == result.scores["likelier"] == 1.0
+    assert result.scores["loss"] < 0.6
+    reference = json.loads((result.folder / "reference.json").read_text())["test"]
+    assert all(chosen < rejected for chosen, rejected in reference), "the other one was likelier"
+    second = call(generate, asked | {"--run": result.folder}).out
+    assert "is snow" in second and "is rain" not in second
 
 
 @pytest.mark.long
@@ -526,10 +554,43 @@ def test_only_tokens_of_answers_are_learned(tokenizer):
     assert row[0] == BOS and tokenizer.decode(row).startswith("system:\nsay it")
 
 
-@pytest.mark.parametrize("kind", ["spans", "chat"])
+@pytest.mark.parametrize("form", ["texts", "messages", "whole conversations"])
+def test_only_tokens_of_the_two_answers_are_compared(form, tokenizer, tmp_path):
+    asked = [*conversation("the moon", "and snow"), {"role": "user", "content": "the star"}]
+    answers = [[{"role": "assistant", "content": text}] for text in ("is sand", "is far away")]
+    record = dict(zip(("chosen", "rejected"), answers, strict=True), prompt=asked)
+    if form == "texts":
+        asked = [{"role": "user", "content": "the star"}]
+        record = {"prompt": "the star", "chosen": "is sand", "rejected": "is far away"}
+    elif form == "whole conversations":
+        record = {name: [*asked, *record[name]] for name in ("chosen", "rejected")}
+    path = write_lines(tmp_path / "pairs.jsonl", json.dumps(record))
+    longer = changed(CAUSAL, model__max_len=103, data__seq_len=100)
+    items = preference.read(longer, path)
+    assert items == [preference.Pair(asked, *answers)]
+    template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
+    found = preference.encode(longer, tokenizer, items, template).examples
+    assert found.tokens.shape == (1, 2, 101) and found.loss_mask.shape == (1, 2, 100)
+    learned = [
+        tokenizer.decode(row[1:][mask])
+        for row, mask in zip(found.tokens[0], found.loss_mask[0], strict=True)
+    ]
+    assert learned == ["is sand", "is far away"]
+    for record, words in (
+        ({"prompt": "a", "chosen": "b"}, "needed"),
+        ({"prompt": "a", "chosen": "b", "rejected": "b"}, "equal"),
+        ({"prompt": "a", "chosen": "b", "rejected": asked[:2]}, "role assistant"),
+        ({"prompt": "a", "chosen": "b", "rejected": "c", "tools": [1]}, "tools"),
+    ):
+        path = write_lines(tmp_path / "wrong.jsonl", json.dumps(record))
+        with pytest.raises(DataError, match=f"wrong.jsonl:1: .*{words}"):
+            preference.read(longer, path)
+
+
+@pytest.mark.parametrize("kind", ["spans", "chat", "preference"])
 def test_models_that_do_not_fit_a_task_are_refused(kind, files):
     config = changed(CAUSAL if kind == "spans" else MASKED, task__kind=kind)
-    module = {"spans": spans, "chat": chat}[kind]
+    module = {"spans": spans, "chat": chat, "preference": preference}[kind]
     with pytest.raises(ConfigError, match="is a (causal|masked) model, but task='"):
         module.read(config, files[kind])
 

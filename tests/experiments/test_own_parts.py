@@ -386,6 +386,8 @@ def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused():
     training = replace(TRANSLATION_PRESETS["grammar"].training, loss=f"{HERE}:rigid")
     with pytest.raises(ConfigError, match="z_loss=0.001 was given, but the loss rigid has no"):
         build.build_loss(replace(training, z_loss=0.001), seq2seq_loss)
+    with pytest.raises(ConfigError, match="balance=0.01 was given, but the loss rigid has no"):
+        build.build_loss(replace(training, balance=0.01), seq2seq_loss)
 
 
 def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():

@@ -28,7 +28,12 @@ from experiments.language_modelling import plan as language_plan
 from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS
 from experiments.translation import plan as translation_plan
-from jaxformer.config import AttentionOptions, FeedForwardOptions, TransformerConfig
+from jaxformer.config import (
+    AttentionOptions,
+    ExpertOptions,
+    FeedForwardOptions,
+    TransformerConfig,
+)
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.ops.attention import DeviceInfo
 from jaxformer.text.data import MaskedBatch, PairBatch, StreamBatch, plan_buckets
@@ -118,6 +123,16 @@ def test_shared_keys_values_of_another_size_and_gates_are_counted():
     )
     forward = 2 * (8 * 3 * (4 * 11 + 2 * 11) + 20 * 4 * 11 + 8 * 15 * 3 + 8 * 21)
     assert causal_flops(config, rows=2, length=4) == 3 * forward
+
+
+def test_a_token_counts_the_experts_that_it_has_chosen_the_shared_one_and_the_router():
+    experts = ExpertOptions(7, top_k=2, shared_d_ff=13)
+    sparse = replace(TOY, feed_forward=FeedForwardOptions(gated=True, experts=experts))
+    positions, layers, width, d_ff = 8, TOY.num_decoder_layers, TOY.d_model, TOY.d_ff
+    dense = replace(TOY, feed_forward=FeedForwardOptions(gated=True))
+    more = causal_flops(sparse, rows=2, length=4) - causal_flops(dense, rows=2, length=4)
+    of_token = 2 * width * (3 * (d_ff * 2 + 13) + 7) - 2 * width * 3 * d_ff
+    assert more == 3 * layers * positions * of_token
 
 
 def test_a_masked_step_sees_all_keys_and_has_heads_at_the_masks():

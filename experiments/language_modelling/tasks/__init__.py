@@ -5,6 +5,7 @@ from dataclasses import replace
 from experiments.language_modelling.tasks.chat import CHAT
 from experiments.language_modelling.tasks.classification import CLASSIFICATION
 from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
+from experiments.language_modelling.tasks.preference import PREFERENCE
 from experiments.language_modelling.tasks.spans import SPANS
 
 __all__ = ["TASKS", "Encoded", "FinetuneTask", "Scored"]
@@ -14,4 +15,5 @@ TASKS: dict[str, FinetuneTask] = {
     "pairs": replace(CLASSIFICATION, built_in=None),
     "spans": SPANS,
     "chat": CHAT,
+    "preference": PREFERENCE,
 }

@@ -75,10 +75,32 @@ def encode(
     """Rows of at most `data.seq_len` + 1 ids, of which the tokens of answers count.
 
     A longer conversation is cut; where no answer is left, it is left out with a warning. Raises
-    `DataError` for a message that contains the name of a special token, and where no conversation
-    is left.
+    what `encode_answers` raises, and `DataError` where no conversation is left.
     """
     length = config.data.seq_len
+    texts = encode_answers(length, tokenizer, items, facts, [0] * len(items))
+    texts = [(ids, learned) for ids, learned in texts if learned.any()]
+    warn_of_cut(len(items) - len(texts), len(items), "conversations", length)
+    ids, learned = zip(*texts, strict=True)
+    tokens = pad_right(ids, len(ids), length + 1, tokenizer.padding_id)
+    return Encoded(
+        items, StreamBatch(tokens, np.array(learned), np.arange(len(ids), dtype=np.int32))
+    )
+
+
+def encode_answers(
+    length: int,
+    tokenizer: Tokenizer,
+    items: Sequence[list[Message]],
+    facts: ChatTemplate,
+    first_answers: Sequence[int],
+) -> list[tuple[list[int], np.ndarray]]:
+    """The first `length` + 1 ids of each conversation, and which labels [length] are of answers.
+
+    Of a conversation the answers from the number in `first_answers` on count. Raises `DataError`
+    for a message that contains the name of a special token, and `ConfigError` for a template that
+    ends no answer.
+    """
     for number, messages in enumerate(items, start=1):
         contents = [message["content"] for message in messages]
         check_messages(contents, tokenizer, f"conversation {number}: ")
@@ -90,29 +112,31 @@ def encode(
             "to stop: write eos_token after each message, or start from a model that has one"
         )
     encoded = tokenizer.encode_with_special([text for text, _ in texts])
-    rows, counts = [], []
-    for (ids, offsets), (_, spans) in zip(encoded, texts, strict=True):
+    rows = []
+    for (ids, offsets), (_, spans), first in zip(encoded, texts, first_answers, strict=True):
         starts = np.array([start for start, _ in offsets], np.int64)[: length + 1]
-        answers = [(starts >= start) & (starts < end) for start, end in spans]
+        answers = [(starts >= start) & (starts < end) for start, end in spans[first:]]
         learned = np.any(answers, axis=0)[1:]
-        if learned.any():
-            rows.append(ids[: length + 1])
-            counts.append(np.pad(learned, (0, length - len(learned))))
-    if rows and len(rows) < len(items):
-        warnings.warn(
-            f"{len(items) - len(rows)} of {len(items)} conversations are left out: no answer "
-            f"begins within their first {length} tokens: give a larger --data.seq_len",
-            stacklevel=2,
-        )
-    if not rows:
+        rows.append((ids[: length + 1], np.pad(learned, (0, length - len(learned)))))
+    return rows
+
+
+def warn_of_cut(left_out: int, count: int, what: str, length: int) -> None:
+    """Warns of examples that are `left_out` because no answer begins early enough.
+
+    `what` the examples are, such as "conversations". Raises `DataError` where all are left out.
+    """
+    if left_out == count:
         raise DataError(
             f"no answer begins within {length} tokens of its conversation: give a larger "
             "--data.seq_len"
         )
-    tokens = pad_right(rows, len(rows), length + 1, tokenizer.padding_id)
-    return Encoded(
-        items, StreamBatch(tokens, np.array(counts), np.arange(len(rows), dtype=np.int32))
-    )
+    if left_out:
+        warnings.warn(
+            f"{left_out} of {count} {what} are left out: no answer begins within their first "
+            f"{length} tokens: give a larger --data.seq_len",
+            stacklevel=3,
+        )
 
 
 def outputs(model: Any) -> Callable[[Any, Any], Any]:

@@ -192,7 +192,7 @@ def read_conversations(path: Path) -> list[list[Message]]:
     conversations = []
     for number, record in json_lines(path):
         messages = record.get("messages") if isinstance(record, dict) else None
-        if not isinstance(messages, list) or not all(map(_is_message, messages)):
+        if not isinstance(messages, list) or not all(map(is_message, messages)):
             raise DataError(
                 f'{path}:{number}: needed {{"messages": [{{"role": .., "content": text}}, ..]}}, '
                 f"got {shorten(repr(record))}"
@@ -201,19 +201,25 @@ def read_conversations(path: Path) -> list[list[Message]]:
             raise DataError(
                 f"{path}:{number}: no message has the role assistant: there is nothing to learn"
             )
-        for name in ("tools", "documents"):
-            if record.get(name):
-                raise DataError(
-                    f"{path}:{number}: the conversation has {name}, which the chat template is not "
-                    "given: write them into a message of the system, or leave the line out"
-                )
+        check_no_tools(record, f"{path}:{number}")
         conversations.append(messages)
     if not conversations:
         raise DataError(f"{path}: there are no conversations: give at least one")
     return conversations
 
 
-def _is_message(message: Any) -> bool:
+def check_no_tools(record: Mapping[str, Any], where: str) -> None:
+    """Raises `DataError`, which begins with `where`, for tools or documents in a record."""
+    for name in ("tools", "documents"):
+        if record.get(name):
+            raise DataError(
+                f"{where}: the conversation has {name}, which the chat template is not given: "
+                "write them into a message of the system, or leave the line out"
+            )
+
+
+def is_message(message: Any) -> bool:
+    """Whether `message` has a role and a text."""
     texts = ("role", "content")
     return isinstance(message, dict) and all(isinstance(message.get(x), str) for x in texts)
 

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 from flax import linen as nn
 
-from experiments.language_modelling.finetune_presets import FinetuneConfig
+from experiments.harness.training.open_run import OpenRun
+from experiments.language_modelling.finetune_presets import FinetuneConfig, TaskOptions
 from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.losses import Loss
 
@@ -30,6 +31,9 @@ class Scored(NamedTuple):
 
     scores: dict[str, float]
     table: Mapping[str, Sequence[str]]
+
+
+WithStart = Callable[[OpenRun[FinetuneConfig], nn.Module, Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,5 +63,10 @@ class FinetuneTask:
     """model -> a function of (params, batch), what the model says of each row."""
     score: Callable[[FinetuneConfig, np.ndarray, Encoded, Any], Scored]
     """(config, outputs of all rows, text, facts) -> scores."""
+    loss_options: Callable[[TaskOptions], Mapping[str, Any]] = lambda task: {}
+    """The arguments of `loss` that the options of the task give."""
+    with_start: WithStart | None = None
+    """(run, model, rows by split) -> the rows with what the weights at the start say of them; it is
+    called before the first step and at each resume. None: rows do not depend on weights."""
     built_in: Callable[[str], list[Any]] | None = None
     """split -> examples for a run without files; None: files are needed."""
