@@ -67,7 +67,10 @@ class Block(CheckedModule):
     """The initializer of projections into the residual; None: `kernel_init`."""
     dtype: Any = jnp.float32
     layer: Natural | None = None
-    """The number of the block in its stack, from 0; None in a loop over blocks, or alone."""
+    """The number of the block in its stack, from 0; None for a block alone.
+
+    In a loop over blocks (`scan_layers`) `make_block` gets None, and the block's methods see a
+    traced number: compute with it by `jnp`."""
     make_attention: Callable[..., nn.Module] = MultiHeadAttention
     """Makes its attentions from the fields of `MultiHeadAttention`."""
     make_feed_forward: Callable[..., nn.Module] = FeedForward

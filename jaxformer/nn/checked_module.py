@@ -5,6 +5,7 @@ from functools import cache
 from typing import Any
 
 from flax import linen as nn
+from jax.core import Tracer
 
 from jaxformer.config.checks import check_fields
 
@@ -22,7 +23,12 @@ class CheckedModule(nn.Module):
     """
 
     def __post_init__(self) -> None:
-        check_fields(self, _checked_fields(type(self)))  # type: ignore[arg-type]
+        kinds = {
+            name: kind
+            for name, kind in _checked_fields(type(self)).items()  # type: ignore[arg-type]
+            if not isinstance(getattr(self, name), Tracer)  # such as a layer's number in a loop
+        }
+        check_fields(self, kinds)
         super().__post_init__()
 
 

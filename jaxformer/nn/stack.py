@@ -1,7 +1,7 @@
 """The encoder and the decoder: a stack of blocks, one after the other or in one loop."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -167,8 +167,12 @@ class Stack(CheckedModule):
 
         if not self.scan:
             return tuple(map(project, self.blocks))
-        over_layers = nn.vmap(project, **_LAYER_AXIS, axis_size=self.num_layers)
-        return (over_layers(self.stacked_blocks),)
+
+        def project_layer(block: Any, layer: Array) -> tuple[Array, Array]:
+            return project(_with_number(block, layer))
+
+        over_layers = nn.vmap(project_layer, **_LAYER_AXIS, axis_size=self.num_layers)
+        return (over_layers(self.stacked_blocks, jnp.arange(self.num_layers)),)
 
     def enter(
         self,
@@ -290,6 +294,7 @@ class Stack(CheckedModule):
                     dropout_rng=rng,
                 )
 
+            block = _with_number(block, layer)
             return self.choose_in_scan(apply, block, x, inputs, layer), None
 
         (kv,) = encoder_kv or (None,)
@@ -318,6 +323,7 @@ class Stack(CheckedModule):
                     encoder_mask=encoder_mask,
                 )
 
+            block = _with_number(block, layer)
             return self.choose_in_scan(decode, block, x, inputs, layer)
 
         (kept,) = cache.layers
@@ -380,6 +386,14 @@ class Stack(CheckedModule):
                 "ones or do not tell them: give each block the same fields num_heads and head_dim"
             )
         return 1, width
+
+
+def _with_number(block: nn.Module, layer: Int[Array, ""]) -> nn.Module:
+    """`block` of a scan with the traced number of its `layer`, if it has such a field."""
+    if "layer" not in {field.name for field in fields(block)}:
+        return block
+    scope: Any = block.scope
+    return block.clone(parent=scope.rewound(), layer=layer)  # its modules are made anew
 
 
 def _check_decode(kind: type) -> None:

@@ -51,6 +51,17 @@ class OwnBlock(jf.Block):
         return super().after_attention(*inputs) * self.gain
 
 
+class Numbered(OwnBlock):
+    """A block that uses the number of its layer."""
+
+    def after_attention(self, *inputs):
+        return super().after_attention(*inputs) * (2.0 + jnp.cos(jnp.float32(self.layer)))
+
+
+def rematerialised(**fields):
+    return nn.remat(Numbered, methods=["__call__", "decode"])(**fields)
+
+
 def total(model, params, *inputs):
     """A number that depends on all outputs, with dropout."""
     dropout_rng = jf.DropoutRng(jax.random.key(3), jnp.array([4, 9]))
@@ -71,6 +82,9 @@ def assert_close(given, expected):
     [
         pytest.param(jf.EncoderDecoder, REMAT["blocks"], None, marks=pytest.mark.long),
         (jf.DecoderOnly, OwnBlock, 2),
+        (jf.DecoderOnly, Numbered, 2),
+        pytest.param(jf.EncoderDecoder, Numbered, None, marks=pytest.mark.long),
+        pytest.param(jf.DecoderOnly, rematerialised, 2, marks=pytest.mark.long),
         pytest.param(jf.MaskedLanguageModel, jf.Block, None, marks=pytest.mark.long),
         pytest.param(jf.DecoderOnly, jf.Block, None, marks=pytest.mark.long),
         pytest.param(jf.DecoderOnly, REMAT["matmuls"], None, marks=pytest.mark.long),
@@ -95,6 +109,26 @@ def test_value_and_gradient_are_those_of_a_list_of_blocks_with_dropout_and_some_
     (value, gradient), (scanned_value, scanned_gradient) = both(params)
     assert_close(scanned_value, value)
     assert_close(scanned_gradient, jf.stack_blocks(jax.tree.map(np.asarray, gradient)))
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_a_block_that_uses_its_number_decodes_as_it_trains(
+    scan_layers, random_params, assert_equal
+):
+    config = replace(LISTED, scan_layers=scan_layers, dropout_rate=0.0)
+    model = jf.EncoderDecoder(config, block=Numbered)
+    source, target = INPUTS[jf.EncoderDecoder]
+    params = random_params(model, source, target)
+
+    @jax.jit
+    def both(params):
+        variables = {"params": params}
+        cache = model.apply(variables, source, max_length=5, method="init_cache")
+        logits, _ = model.apply(variables, target[:, None], cache, method="decode_step")
+        return model.apply(variables, source, target), logits[:, 0]
+
+    whole, decoded = both(params)
+    assert_equal(decoded, whole, 1e-5)
 
 
 def test_layers_do_not_start_equal():
