@@ -128,6 +128,7 @@ from jaxformer.training import (
     causal_loss as causal_loss,
     seq2seq_loss as seq2seq_loss,
     masked_loss as masked_loss,
+    Loss as Loss,
     OptimizerConfig as OptimizerConfig,
     make_optimizer as make_optimizer,
 )
@@ -136,6 +137,11 @@ from jaxformer.training import (
     init_train_state as init_train_state,
     make_train_step as make_train_step,
     with_learning_rate as with_learning_rate,
+)
+from jaxformer.training.whole_batch import (
+    gather_rows as gather_rows,
+    row_numbers as row_numbers,
+    check_loss as check_loss,
 )
 from jaxformer.training.lora import (
     add_adapters as add_adapters,

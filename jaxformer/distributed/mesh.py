@@ -162,6 +162,9 @@ class CompiledStep:
     Array([2., 2., 2.], dtype=float32)
     """
 
+    loss: Any = None
+    """The loss that a training step minimises; None of other functions."""
+
     def __init__(
         self,
         function: Callable[..., Any],

@@ -274,6 +274,8 @@ class Strategy:
         They are moved in `gather_dtype`: give the model's `dtype` (None: their own). A gradient is
         added up in the parameter's own type.
 
+        A loss that is no sum over rows takes the rows of all devices by `jf.gather_rows`.
+
         Raises `ConfigError` for another `gather_at`, for a loss that reads a parameter otherwise
         with "use", and when `num_shards` x `grad_accumulation` does not divide the rows of a batch.
         """
@@ -299,7 +301,9 @@ class Strategy:
                 state = jax.lax.with_sharding_constraint(state, self.shardings(state))
             return state, metrics
 
-        return CompiledStep(step, self.mesh, self.compiler_options, donate_argnums=0)
+        compiled = CompiledStep(step, self.mesh, self.compiler_options, donate_argnums=0)
+        compiled.loss = loss
+        return compiled
 
     def evaluate(
         self, loss: Loss, *, gather_at: GatherAt = "step", gather_dtype: Any = None

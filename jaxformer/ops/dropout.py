@@ -10,7 +10,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int, UInt32
 
-from jaxformer.ops.partitioning import varying_axes
+from jaxformer.ops.partitioning import device_axes
 
 
 class DropoutRng(struct.PyTreeNode):
@@ -124,12 +124,9 @@ def key_of_device(key: Array, x: Float[Array, "B ..."]) -> Array:
     """A key that differs between the devices of `jax.shard_map` or `jax.pmap` whose `x` differs.
 
     Each device numbers its rows from 0, so one key for all would drop the same elements everywhere.
-    With `check_vma=False`, and in `jax.pmap`, JAX does not know where `x` differs: there each
-    device has a key of its own. Elsewhere it is `key`.
+    Where JAX does not know where `x` differs, each device has a key of its own (`device_axes`).
     """
-    axes = jax.sharding.get_abstract_mesh().manual_axes
-    if axes and varying_axes(jax.lax.axis_index(axes)):  # check_vma=True
-        axes = tuple(axis for axis in axes if axis in varying_axes(x))
+    axes = device_axes(x)
     return jax.random.fold_in(key, jax.lax.axis_index(axes)) if axes else key
 
 

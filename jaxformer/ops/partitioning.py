@@ -47,6 +47,20 @@ def varying_axes(x: Any) -> frozenset[Any]:
     return jax.typeof(x).manual_axis_type.varying
 
 
+def device_axes(x: Any) -> tuple[Any, ...]:
+    """The axes of a `jax.shard_map` or `jax.pmap` along which devices may have other values of `x`.
+
+    With `check_vma=False`, and in `jax.pmap`, JAX does not know them: they are all axes.
+
+    >>> device_axes(jnp.ones(3))  # outside of one
+    ()
+    """
+    axes = jax.sharding.get_abstract_mesh().manual_axes
+    if axes and varying_axes(jax.lax.axis_index(axes)):  # check_vma=True
+        return tuple(axis for axis in axes if axis in varying_axes(x))
+    return axes
+
+
 def axis_that_divides(name: str, size: int) -> str | None:
     """The mesh axis `name`, where XLA partitions along it in several parts of `size`; else None.
 

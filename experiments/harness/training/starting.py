@@ -18,8 +18,10 @@ from experiments.harness.training.initialization import first_state
 from experiments.harness.training.open_run import OpenRun, with_parts
 from experiments.harness.training.task import Task
 from jaxformer.distributed import agreed
+from jaxformer.errors import ConfigError
 from jaxformer.text.data import all_rows
 from jaxformer.training.train_step import TrainState
+from jaxformer.training.whole_batch import check_loss
 
 C = TypeVar("C", bound=ExperimentConfig)
 
@@ -33,7 +35,28 @@ def start(run: OpenRun[C], task: Task) -> tuple[OpenRun[C], Any, TrainState]:
     batch = task.batches.batch(0, all_rows)
     run = with_fewest_parts(run, task, batch)
     init, step = task.make_step(run.config, task.model, batch, run.devices)
-    return run, step, first_state(run, task, init)
+    state = first_state(run, task, init)
+    check_own_loss(run, task, step, state.params, batch)
+    return run, step, state
+
+
+def check_own_loss(run: OpenRun[C], task: Task, step: Any, params: Any, batch: Any) -> None:
+    """Raises `ConfigError` for a loss of one's own that changes where a batch is divided.
+
+    It is computed for four rows of `batch`. Losses of the library are sums over rows.
+    """
+    training, devices = run.config.training, run.devices
+    parts = training.parts_on(devices)
+    loss = getattr(step, "loss", None)  # a step of one's own may have none
+    if not training.loss or loss is None or parts == devices.num_shards == 1:
+        return
+    with devices.active():
+        is_sum = check_loss(loss, task.model, batch, params=params)
+    if parts > 1 and not is_sum:
+        raise ConfigError(
+            f"grad_accumulation={training.grad_accumulation}, but the loss {training.loss} depends "
+            "on all rows of a batch together: give --training.grad_accumulation 1"
+        )
 
 
 def with_fewest_parts(run: OpenRun[C], task: Task, batch: Any) -> OpenRun[C]:
