@@ -24,7 +24,7 @@ def contrastive_loss(
     predict = jf.causal_loss(model, loss_chunk=loss_chunk)
 
     def loss(params: Any, batch: Any, rng: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        nats, count = predict(params, batch, rng)
+        nats, count, *_ = predict(params, batch, rng)
         length = batch.tokens.shape[1] // 2
         halves = batch.tokens[:, :length], batch.tokens[:, length : 2 * length]
         real = jnp.ones(halves[0].shape, bool)

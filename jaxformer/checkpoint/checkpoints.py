@@ -225,9 +225,10 @@ class Checkpoints:
         request = ocp.args.PyTreeRestore(
             target, restore_args=jax.tree.map(restore_args, target), partial_restore=False
         )
-        with reading(path):
+        # Arrays are to be moved to devices, whatever the caller forbids by a guard.
+        with reading(path), jax.transfer_guard("allow"):
             state = ocp.Checkpointer(ocp.PyTreeCheckpointHandler()).restore(str(path), args=request)
-        return jax.tree.map(as_given, abstract_state, state), saved.metadata
+            return jax.tree.map(as_given, abstract_state, state), saved.metadata
 
     def param_shapes(self, step: int | None = None, *, tree: str = "params") -> Any:
         """The shapes that `average_params` returns, as `jax.ShapeDtypeStruct`."""

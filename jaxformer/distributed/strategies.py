@@ -59,6 +59,8 @@ from jaxformer.training.train_step import (
     TrainState,
     make_eval_step,
     make_update,
+    mean_loss,
+    refuse_line_search,
 )
 
 
@@ -106,14 +108,16 @@ class Strategy:
         self.axes: ModelAxes | None = axes
         self.compiler_options: Mapping[str, str] = compiler_options
 
-    def for_model(self, model: nn.Module, *inputs: Any) -> "Strategy":
+    def for_model(
+        self, model: nn.Module, *inputs: Any, method: Callable[..., Any] | str | None = None
+    ) -> "Strategy":
         """This strategy for the parameters of `model`, whose axes it then knows.
 
-        `inputs` go to `parameter_axes`. `sharded` strategies need it for parameters with
-        more than two dimensions, and to divide axes by name.
+        `inputs` and `method` go to `parameter_axes`. `sharded` strategies need it for parameters
+        with more than two dimensions, and to divide axes by name.
         """
         strategy = copy.copy(self)
-        strategy.axes = parameter_axes(model, *inputs)
+        strategy.axes = parameter_axes(model, *inputs, method=method)
         return strategy
 
     def init(self, make_state: Callable[[], Any]) -> Any:
@@ -296,7 +300,10 @@ class Strategy:
             kept = self._loss_specs(state.params)
             sums = on_shards(partial(sums_of, specs, kept), self.mesh, specs, out_specs)
             sums_of_batch = sums(state.params, batch, state.dropout_rng)
-            state, metrics = update(state, sums_of_batch, self._specs(state.params))
+            value_fn = refuse_line_search
+            if self.mesh.size == 1:
+                value_fn = mean_loss(loss, batch, state.dropout_rng, grad_accumulation)
+            state, metrics = update(state, sums_of_batch, self._specs(state.params), value_fn)
             if self.mesh.size > 1:
                 state = jax.lax.with_sharding_constraint(state, self.shardings(state))
             return state, metrics

@@ -111,7 +111,7 @@ class MultiHeadAttention(CheckedModule):
         *,
         rotation: Rotation | None = None,
         bias: Float[Array, "_ N Q S"] | None = None,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "R T D"]:
         """The output of attention from the tokens of `x` to `kv` [B, S, ...].
 
@@ -139,7 +139,7 @@ class MultiHeadAttention(CheckedModule):
         _check_has_batch(x)
         q = self.query(x, (self.num_heads, self.head_size(x)))
         if self.query_key_norm:
-            q = self.normalize(self.query_norm, q)
+            q = normalize(q, self.query_norm, over_heads=self.norm_over_heads)
         return tap(self, "queries", rotate(q, rotation))
 
     def keys_values(
@@ -157,17 +157,10 @@ class MultiHeadAttention(CheckedModule):
         head_dim = head_dim or self.head_size(x)
         k = self.key(x, (kv_heads, head_dim))
         if self.query_key_norm:
-            k = self.normalize(self.key_norm, k)
+            k = normalize(k, self.key_norm, over_heads=self.norm_over_heads)
         k = rotate(k, rotation)
         v = self.value(x, (kv_heads, self.value_head_dim or head_dim))
         return tap(self, "keys", k), tap(self, "values", v)
-
-    def normalize(
-        self, norm: Callable[[Array], Array], x: Float[Array, "B T N H"]
-    ) -> Float[Array, "B T N H"]:
-        """The norm of each head's numbers in `x`, or of the numbers of all heads."""
-        rows = x.reshape(*x.shape[:2], -1) if self.norm_over_heads else x
-        return norm(rows).reshape(x.shape)
 
     def attend(
         self,
@@ -176,7 +169,7 @@ class MultiHeadAttention(CheckedModule):
         v: Float[Array, "B S K Hv"],
         mask: AttentionMask | None,
         bias: Float[Array, "_ N Q S"] | None,
-        dropout_rng: DropoutRng | None,
+        dropout_rng: DropoutRng | Array | None,
     ) -> Float[Array, "R T N Hv"]:
         """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V of each head (equation 1)."""
         mask = AttentionMask() if mask is None else mask
@@ -203,6 +196,14 @@ class MultiHeadAttention(CheckedModule):
                 f"{self.num_heads}: choose a divisor, or give head_dim"
             )
         return self.head_dim or x.shape[-1] // self.num_heads
+
+
+def normalize(
+    x: Float[Array, "B T N H"], norm: Callable[[Array], Array], *, over_heads: bool
+) -> Float[Array, "B T N H"]:
+    """The norm of each head's numbers in `x`, or of the numbers of all heads."""
+    rows = x.reshape(*x.shape[:2], -1) if over_heads else x
+    return norm(rows).reshape(x.shape)
 
 
 def _check_no_rotation(rotation: Rotation | None) -> None:

@@ -16,7 +16,7 @@ two or more axes the first is the input. One axis, or none, has no input.
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -83,10 +83,13 @@ class Axes(NamedTuple):
         return math.prod(shape[: len(self.inputs)]), math.prod(shape[len(self.inputs) :])
 
 
-def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
+def parameter_axes(
+    model: nn.Module, *inputs: Any, method: Callable[..., Any] | str | None = None
+) -> dict[str, Axes]:
     """{"path/of/leaf": its `Axes`} for every parameter of `model`, from one abstract trace.
 
     `inputs` are arrays or shapes that `model.init` takes; by default `example_inputs(model)`.
+    `method` is the method that takes them, for a module without `__call__`.
     Raises `ConfigError` where a name in `AXES` has another number of axes than its parameter.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
@@ -100,7 +103,7 @@ def parameter_axes(model: nn.Module, *inputs: Any) -> dict[str, Axes]:
     recorder = AxesRecorder()
 
     def init(*inputs: Any) -> Any:
-        return nn.unbox(model.init(jax.random.key(0), *inputs)["params"])
+        return nn.unbox(model.init(jax.random.key(0), *inputs, method=method)["params"])
 
     with nn.intercept_methods(recorder.record):
         params = jax.eval_shape(init, *(inputs or example_inputs(model)))

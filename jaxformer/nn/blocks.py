@@ -151,7 +151,7 @@ class Block(CheckedModule):
         bias: Float[Array, "_ N T T"] | None = None,
         encoder_kv: KeysValues | None = None,
         encoder_mask: AttentionMask | None = None,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "R T D"]:
         """`x` after the block, whose tokens attend to each other.
 
@@ -161,7 +161,7 @@ class Block(CheckedModule):
         and `encoder_kv` do not agree.
         """
         mask = as_attention_mask(mask)
-        h = self.sublayer_input(x, self.attention_norm)
+        h = sublayer_input(x, self.attention_norm, self.norm_options)
         y = self.attention(h, None, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         return self.after_attention(x, y, encoder_kv, encoder_mask, dropout_rng)
 
@@ -181,7 +181,7 @@ class Block(CheckedModule):
         The tokens of `x` attend to all tokens in it; the first of them has the position
         `mask.offset`. R is B times the number of beams. Other arguments are as in a call.
         """
-        h = self.sublayer_input(x, self.attention_norm)
+        h = sublayer_input(x, self.attention_norm, self.norm_options)
         keys, values = self.attention.keys_values(h, rotation)
         layer_cache = layer_cache.write(keys, values, mask.offset)
         y = self.attention(h, layer_cache.read(), mask, rotation=rotation, bias=bias)
@@ -193,63 +193,48 @@ class Block(CheckedModule):
         y: Float[Array, "R T D"],
         encoder_kv: KeysValues | None,
         encoder_mask: AttentionMask | None,
-        dropout_rng: DropoutRng | None,
+        dropout_rng: DropoutRng | Array | None,
     ) -> Float[Array, "R T D"]:
         """The block's output, from its input `x` and the output `y` of its self-attention."""
         self._check_encoder(encoder_kv)
         block_input = x
-        x = self.residual_sum(
-            x, y, self.attention_norm, self.attention_post_norm, self.attention_dropout, dropout_rng
+        x = residual_sum(
+            x,
+            y,
+            self.attention_norm,
+            self.attention_post_norm,
+            self.attention_dropout,
+            self.norm_options,
+            dropout_rng,
         )
         x = tap(self, "after_attention", x)
         if self.cross:
-            h = self.sublayer_input(x, self.cross_attention_norm)
+            h = sublayer_input(x, self.cross_attention_norm, self.norm_options)
             y = self.cross_attention(h, encoder_kv, encoder_mask, dropout_rng=dropout_rng)
-            x = self.residual_sum(
+            x = residual_sum(
                 x,
                 y,
                 self.cross_attention_norm,
                 self.cross_attention_post_norm,
                 self.cross_attention_dropout,
+                self.norm_options,
                 dropout_rng,
             )
             x = tap(self, "after_cross_attention", x)
         is_parallel = self.norm_options.placement == "parallel"
-        h = self.sublayer_input(block_input if is_parallel else x, self.feed_forward_norm)
+        feed_forward_input = block_input if is_parallel else x
+        h = sublayer_input(feed_forward_input, self.feed_forward_norm, self.norm_options)
         y = self.feed_forward(h, dropout_rng)
-        x = self.residual_sum(
+        x = residual_sum(
             x,
             y,
             self.feed_forward_norm,
             self.feed_forward_post_norm,
             self.feed_forward_dropout,
+            self.norm_options,
             dropout_rng,
         )
         return tap(self, "after_feed_forward", x)
-
-    def sublayer_input(self, x: Float[Array, "R T D"], norm: nn.Module) -> Float[Array, "R T D"]:
-        """The input of a sub-layer: `x`, normalised where the norm comes before the sub-layer."""
-        if self.norm_options.placement in ("pre", "sandwich", "parallel"):
-            x = norm(x)
-        return gather_positions(x)
-
-    def residual_sum(
-        self,
-        x: Float[Array, "R T D"],
-        y: Float[Array, "R T D"],
-        norm: nn.Module,
-        post_norm: nn.Module | None,
-        dropout: Dropout,
-        dropout_rng: DropoutRng | None,
-    ) -> Float[Array, "R T D"]:
-        """`x` + dropout(`y`) for the output `y` of a sub-layer, normalised where it is asked."""
-        y = divide_positions(y)
-        if post_norm is not None:
-            y = post_norm(y)
-        if self.norm_options.placement == "output":
-            y = norm(y)
-        x = x + dropout(y, dropout_rng)
-        return norm(x) if self.norm_options.placement == "post" else x
 
     def _check_encoder(self, encoder_kv: KeysValues | None) -> None:
         if self.cross != (encoder_kv is not None):
@@ -258,3 +243,32 @@ class Block(CheckedModule):
                 f"cross={self.cross}, but {given} given: a block with cross=True attends to the "
                 "encoder's output, or its keys and values (block.cross_attention.keys_values)"
             )
+
+
+# Functions, not methods: Flax tabulates the arguments of methods, which should be arrays.
+def sublayer_input(
+    x: Float[Array, "R T D"], norm: nn.Module, options: NormOptions
+) -> Float[Array, "R T D"]:
+    """The input of a sub-layer: `x`, normalised where the norm comes before the sub-layer."""
+    if options.placement in ("pre", "sandwich", "parallel"):
+        x = norm(x)
+    return gather_positions(x)
+
+
+def residual_sum(
+    x: Float[Array, "R T D"],
+    y: Float[Array, "R T D"],
+    norm: nn.Module,
+    post_norm: nn.Module | None,
+    dropout: Dropout,
+    options: NormOptions,
+    dropout_rng: DropoutRng | Array | None,
+) -> Float[Array, "R T D"]:
+    """`x` + dropout(`y`) for the output `y` of a sub-layer, normalised where it is asked."""
+    y = divide_positions(y)
+    if post_norm is not None:
+        y = post_norm(y)
+    if options.placement == "output":
+        y = norm(y)
+    x = x + dropout(y, dropout_rng)
+    return norm(x) if options.placement == "post" else x

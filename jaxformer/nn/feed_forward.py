@@ -59,7 +59,7 @@ class FeedForward(CheckedModule):
         self.dropout: Dropout = Dropout(self.dropout_rate, "hidden")
 
     def __call__(
-        self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | None = None
+        self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | Array | None = None
     ) -> Float[Array, "B T D"]:
         """FFN(x), through a hidden layer [B, T, F]."""
         activation = find_activation(self.activation)

@@ -71,7 +71,7 @@ class MaskedLanguageModel(Model):
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         masked_positions: Int[AnyArray, "B P"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> MaskedLMOutput:
         """The logits at `masked_positions` of `tokens`, or at all positions.
 
@@ -89,7 +89,7 @@ class MaskedLanguageModel(Model):
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         masked_positions: Int[AnyArray, "B P"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B P D"]:
         """The encoder's output, from which `lm_head` makes the logits of `__call__`."""
         encoded = self.encoder(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng)
@@ -131,7 +131,7 @@ class Classifier(CheckedModule):
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B C"]:
         """The logits of the C classes; `padding_mask` is True at real tokens, which come first.
 
@@ -167,7 +167,7 @@ class TokenClassifier(CheckedModule):
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B T C"]:
         """The logits of the C classes of each token; arguments as of `EncoderOnly`."""
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden
@@ -196,7 +196,7 @@ class SpanPredictor(CheckedModule):
         padding_mask: Bool[AnyArray, "B T"],
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B 2 T"]:
         """The logits of each token as the start and as the end; arguments as of `EncoderOnly`."""
         x = self.backbone(tokens, padding_mask, token_type_ids, dropout_rng=dropout_rng).hidden

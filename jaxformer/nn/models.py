@@ -118,7 +118,7 @@ class EncoderDecoder(DecodingModel):
         target: Tokens,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B T V"]:
         """The logits of the token after each of `target`, given `source`.
 
@@ -133,7 +133,7 @@ class EncoderDecoder(DecodingModel):
         target: Tokens,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B T D"]:
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         encoded = self.encode(source, padding_mask, dropout_rng=dropout_rng)
@@ -150,7 +150,7 @@ class EncoderDecoder(DecodingModel):
         source: Source,
         padding_mask: Bool[AnyArray, "B S"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B S D"]:
         """The encoder's output for `source`."""
         embedding = self.embedding if self.config.ties_inputs else self.source_embedding
@@ -192,7 +192,7 @@ class DecoderOnly(DecodingModel):
         segments: Int[AnyArray, "B T"] | None = None,
         positions: Int[AnyArray, "B T"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B T V"]:
         """The logits of the token after each of `tokens`.
 
@@ -207,7 +207,7 @@ class DecoderOnly(DecodingModel):
         segments: Int[AnyArray, "B T"] | None = None,
         positions: Int[AnyArray, "B T"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B T D"]:
         """The decoder's output, from which `lm_head` makes the logits of `__call__`."""
         x = self.embedding(tokens)
@@ -220,7 +220,7 @@ class DecoderOnly(DecodingModel):
         padding_mask: Bool[AnyArray, "B T"],
         *,
         mean: bool = False,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B D"]:
         """One vector per text: its last token's, or the `mean` of all.
 
@@ -302,7 +302,7 @@ class EncoderOnly(Model):
         padding_mask: Bool[AnyArray, "B T"] | None = None,
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> EncoderOutput:
         """The vectors of `tokens`; `padding_mask` is True at real tokens.
 
@@ -325,7 +325,7 @@ class EncoderOnly(Model):
         token_type_ids: Int[AnyArray, "B T"] | None = None,
         *,
         mean: bool = False,
-        dropout_rng: DropoutRng | None = None,
+        dropout_rng: DropoutRng | Array | None = None,
     ) -> Float[Array, "B D"]:
         """One vector per text: the pooled one, or the first token's without a pooler, or the mean.
 

@@ -10,7 +10,6 @@ from jaxformer.config import TransformerConfig
 from jaxformer.nn.blocks import Block
 from jaxformer.nn.dense import Initializer
 from jaxformer.nn.embeddings import Embedding
-from jaxformer.nn.norm import Norm
 from jaxformer.nn.stack import NORMAL, Stack
 from jaxformer.ops.attention import AttentionFn, check_attention_fn, reference
 
@@ -90,7 +89,8 @@ def make_stack(
         table_init=table_init,
         dropout_rate=config.dropout_rate,
         window=config.window,
-        make_norm=partial(Norm, config.norm.kind, config.norm.eps, config.use_bias),
+        norm_options=config.norm,
+        use_bias=config.use_bias,
         input_norm=config.embeddings.norm,
         output_norm=config.norm.placement != "post",
         scan=config.scan_layers,

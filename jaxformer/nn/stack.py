@@ -90,7 +90,12 @@ class Stack(CheckedModule):
     """Dropout on the input, with its positions."""
     window: WindowOptions = WindowOptions()
     """The window of causal self-attention, and the layers without it."""
-    make_norm: Callable[[], nn.Module] = Norm
+    make_norm: Callable[[], nn.Module] | None = None
+    """Makes its norms; None: the blocks' `make_norm` with `norm_options` and `use_bias`, or `Norm`
+    where they have none."""
+    norm_options: NormOptions = NormOptions()
+    use_bias: bool = True
+    """Its norms have biases."""
     input_norm: bool = False
     """A norm of the input, with its positions."""
     output_norm: bool = True
@@ -110,8 +115,6 @@ class Stack(CheckedModule):
                 "a model without it"
             )
         self.positions: PositionParams = PositionParams()
-        if self.input_norm:
-            self.embedding_norm: nn.Module = self.make_norm()
         self.dropout: Dropout = Dropout(self.dropout_rate, "input")
         if self.scan:
             self.stacked_blocks: nn.Module = self.make_block(layer=None)
@@ -119,8 +122,12 @@ class Stack(CheckedModule):
             self.blocks: list[nn.Module] = [
                 self.make_block(layer=i) for i in range(self.num_layers)
             ]
+        block = self.stacked_blocks if self.scan else self.blocks[0]
+        make_norm = self.make_norm or _norm_maker(block, self.norm_options, self.use_bias)
+        if self.input_norm:
+            self.embedding_norm: nn.Module = make_norm()
         if self.output_norm:
-            self.final_norm: nn.Module = self.make_norm()
+            self.final_norm: nn.Module = make_norm()
 
     def __call__(
         self,
@@ -295,7 +302,7 @@ class Stack(CheckedModule):
                 )
 
             block = _with_number(block, layer)
-            return self.choose_in_scan(apply, block, x, inputs, layer), None
+            return _choose_in_scan(self, apply, block, x, inputs, layer), None
 
         (kv,) = encoder_kv or (None,)
         layers = kv, jnp.arange(self.num_layers)
@@ -324,7 +331,7 @@ class Stack(CheckedModule):
                 )
 
             block = _with_number(block, layer)
-            return self.choose_in_scan(decode, block, x, inputs, layer)
+            return _choose_in_scan(self, decode, block, x, inputs, layer)
 
         (kept,) = cache.layers
         (kv,) = cache.encoder_kv or (None,)
@@ -336,27 +343,6 @@ class Stack(CheckedModule):
     def choose_inputs(self, inputs: InputsByKind, layer: int) -> BlockInputs:
         """The inputs of block `layer`, from 0."""
         return inputs.full if self.window.is_full(layer) else inputs.windowed
-
-    def choose_in_scan(
-        self,
-        apply: Callable[[nn.Module, Array, BlockInputs], Any],
-        block: nn.Module,
-        x: Float[Array, "R T D"],
-        inputs: InputsByKind,
-        layer: Int[Array, ""],
-    ) -> Any:
-        """`apply(block, x, inputs)` with the inputs of block `layer`, whose number is traced."""
-        if self.window.full_every is None or self.is_initializing():
-            return apply(block, x, inputs.windowed)
-
-        def apply_full(block: nn.Module, x: Array) -> Any:
-            return apply(block, x, inputs.full)
-
-        def apply_windowed(block: nn.Module, x: Array) -> Any:
-            return apply(block, x, inputs.windowed)
-
-        is_full = (layer + 1) % self.window.full_every == 0
-        return nn.cond(is_full, apply_full, apply_windowed, block, x)
 
     def leave(self, x: Float[Array, "R T D"]) -> Float[Array, "R T D"]:
         """The stack's output, from its last block's."""
@@ -394,6 +380,34 @@ def _with_number(block: nn.Module, layer: Int[Array, ""]) -> nn.Module:
         return block
     scope: Any = block.scope
     return block.clone(parent=scope.rewound(), layer=layer)  # its modules are made anew
+
+
+def _choose_in_scan(
+    stack: Stack,
+    apply: Callable[[nn.Module, Array, BlockInputs], Any],
+    block: nn.Module,
+    x: Float[Array, "R T D"],
+    inputs: InputsByKind,
+    layer: Int[Array, ""],
+) -> Any:
+    """`apply(block, x, inputs)` with the inputs of block `layer`, whose number is traced."""
+    if stack.window.full_every is None or stack.is_initializing():
+        return apply(block, x, inputs.windowed)
+
+    def apply_full(block: nn.Module, x: Array) -> Any:
+        return apply(block, x, inputs.full)
+
+    def apply_windowed(block: nn.Module, x: Array) -> Any:
+        return apply(block, x, inputs.windowed)
+
+    is_full = (layer + 1) % stack.window.full_every == 0
+    return nn.cond(is_full, apply_full, apply_windowed, block, x)
+
+
+def _norm_maker(block: nn.Module, options: NormOptions, use_bias: bool) -> Callable[[], nn.Module]:
+    """The function that makes norms as `block` makes its norms, where it tells."""
+    make_norm = getattr(block, "make_norm", Norm)
+    return partial(make_norm, kind=options.kind, eps=options.eps, use_bias=use_bias)
 
 
 def _check_decode(kind: type) -> None:
@@ -478,9 +492,8 @@ def Encoder(  # noqa: N802  (it makes a module, as a class does)
         scheme=positions,
         max_len=max_len,
         dropout_rate=dropout_rate,
-        make_norm=partial(
-            make_norm, kind=norm_options.kind, eps=norm_options.eps, use_bias=use_bias
-        ),
+        norm_options=norm_options,
+        use_bias=use_bias,
         output_norm=norm_options.placement != "post",
         name=name,
     )

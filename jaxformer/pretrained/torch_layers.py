@@ -2,9 +2,9 @@
 
 `multihead_attention`, `encoder_layer` and `decoder_layer` are the weight maps of
 `torch.nn.MultiheadAttention`, `TransformerEncoderLayer` and `TransformerDecoderLayer`. A state dict
-is {name: numpy array}, so nothing here needs torch:
+is {name: numpy array}, so nothing in this file imports torch:
 
-    state = {name: tensor.numpy() for name, tensor in module.state_dict().items()}
+    state = torch_state(module)
     like = jax.eval_shape(ours.init, jax.random.key(0), x)["params"]
     params = to_jax(state, multihead_attention(state), like)
 
@@ -22,6 +22,22 @@ from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.weight_map import Entry, WeightMap
 
 State = Mapping[str, np.ndarray]
+
+
+def torch_state(module: Any) -> dict[str, np.ndarray]:
+    """The state dict of a module of torch as numpy arrays.
+
+    Raises `ConfigError` for `add_zero_attn=True` of a `MultiheadAttention` in it, which leaves no
+    trace in a state dict and makes another function of it. Our modules get the other arguments that
+    a state dict does not hold (heads, activation, `norm_first`, `layer_norm_eps`) from you.
+    """
+    for name, part in module.named_modules():
+        if getattr(part, "add_zero_attn", False):
+            raise ConfigError(
+                f"{name or type(part).__name__} has add_zero_attn=True, a key that belongs to no "
+                "token, which our attention does not have: give a module made without it"
+            )
+    return {name: tensor.detach().cpu().numpy() for name, tensor in module.state_dict().items()}
 
 
 def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
@@ -48,10 +64,16 @@ def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
     """The parameters of `state`, a tree with the shapes of the tree `like`.
 
     Raises `DataError` that lists the names that are missing or have no entry, and arrays of another
-    shape.
+    shape; `ConfigError` for a map of another module than `like` is of.
     """
     leaves: dict[str, Any] = flatten_dict(like, sep="/")
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
+    unknown = sorted({path for entry in weight_map for path in entry.jax} - shapes.keys())
+    if unknown:
+        raise ConfigError(
+            f"the weight map has {', '.join(unknown)}, but the module has no such parameters: make "
+            "the map and the module with the same options, such as norm_first"
+        )
     maps.check_names(weight_map, state)
     maps.check_shapes(weight_map, shapes, {name: x.shape for name, x in state.items()})
     return unflatten_dict(maps.to_jax(weight_map, shapes, state, state.__getitem__), sep="/")
@@ -62,7 +84,8 @@ def multihead_attention(state: State, *, prefix: str = "", scope: str = "") -> l
 
     They make the parameters of `jaxformer.MultiHeadAttention` under the path `scope`. Keys and
     values may be of another size than queries (`kdim` = `vdim`), as long as they are of one.
-    Raises `ConfigError` where they are not, and for the extra key of `add_bias_kv`.
+    Raises `ConfigError` where they are not, and for the extra key of `add_bias_kv`. The extra key
+    of `add_zero_attn` has no parameters: `torch_state` refuses it.
     """
     _check_attention(state, prefix)
     bias, weight = f"{prefix}in_proj_bias", f"{prefix}in_proj_weight"

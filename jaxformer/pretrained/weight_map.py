@@ -52,6 +52,24 @@ def linear(inputs: int = 1) -> Transform:
     )
 
 
+def rotary_pairs(size: int) -> Transform:
+    """A kernel [D, N, H] stored as [N H, D], of which rotary positions turn neighbours there.
+
+    They are the first `size` numbers of each head. Ours turn number i with number i + `size` / 2.
+    """
+    plain = linear()
+
+    def order(head_dim: int) -> np.ndarray:
+        """The number in the tensor's head of each number in ours."""
+        return np.concatenate([np.r_[0:size:2], np.r_[1:size:2], np.r_[size:head_dim]])
+
+    return Transform(
+        shape=plain.shape,
+        to_hf=lambda array: plain.to_hf(array[..., np.argsort(order(array.shape[-1]))]),
+        to_jax=lambda array, shape: plain.to_jax(array, shape)[..., order(shape[-1])],
+    )
+
+
 def scaled(transform: Transform, factor: float) -> Transform:
     """`transform` of a parameter that is `factor` times the tensor."""
     scale = np.float32(factor)

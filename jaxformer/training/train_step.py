@@ -153,7 +153,10 @@ def make_train_step(
         params = vary_as(state.params, batch)
         sums_of = partial(loss_and_gradient, loss, params, rng=state.dropout_rng)
         sums = accumulate(sums_of, params, batch, grad_accumulation)
-        return update(state, sums if reduce is None else reduce(sums))
+        if reduce is not None:
+            return update(state, reduce(sums), value_fn=refuse_line_search)
+        value_fn = mean_loss(loss, batch, state.dropout_rng, grad_accumulation)
+        return update(state, sums, value_fn=value_fn)
 
     return step
 
@@ -182,6 +185,31 @@ def loss_and_gradient(
     differentiate = jax.value_and_grad(loss_sums, argnums=1, has_aux=True)
     (total, (tokens, auxiliary)), grads = differentiate(loss, params, batch, rng)
     return grads, *vary_as((total, tokens, auxiliary), (params, batch))
+
+
+def mean_loss(loss: Loss, batch: Batch, rng: jax.Array | None, parts: int) -> Callable[..., Scalar]:
+    """value(params, specs=None): the mean loss of the whole batch, for the line search of optax.
+
+    optax passes all arguments of an update to it.
+    """
+
+    def value(params: Params, specs: Any = None) -> Scalar:
+        def sums_of(part: Batch) -> GradientSums:
+            total, (tokens, auxiliary) = loss_sums(loss, params, part, rng)
+            return {}, total, tokens, auxiliary
+
+        _, total, tokens, _ = accumulate(sums_of, {}, batch, parts)
+        return total / jnp.maximum(tokens, 1.0)
+
+    return value
+
+
+def refuse_line_search(params: Params, specs: Any = None) -> Scalar:
+    """Raises `ConfigError`: a line search differentiates the loss of one device alone."""
+    raise ConfigError(
+        "this optimizer searches along a line, which needs the loss of all devices within its "
+        "loop: give one without a search, such as optax.lbfgs(linesearch=None), or one device"
+    )
 
 
 def loss_sums(
@@ -249,10 +277,12 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 def make_update(
     optimizer: optax.GradientTransformation, ema_decay: float = 0.0
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """update(state, sums, specs=None) -> (state, metrics): one update by sums over a whole batch.
+    """update(state, sums, specs=None, value_fn=None) -> (state, metrics): one update.
 
-    `specs` are the `PartitionSpec` of each path of the parameters on the current mesh, for
-    optimizers that share their work among devices ("muon").
+    `sums` are over a whole batch. `specs` are the `PartitionSpec` of each path of the parameters on
+    the current mesh, for optimizers that share their work among devices ("muon"). `value_fn` is as
+    `mean_loss` makes it, for a line search (`optax.lbfgs`). Optimizers also get the mean loss as
+    `value` and the gradient as `grad`, as `optax.contrib.reduce_on_plateau` asks for.
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
     state), and every auxiliary sum under its name. Add up the auxiliary sums of the steps of
@@ -270,7 +300,10 @@ def make_update(
     optimizer = optax.with_extra_args_support(optimizer)
 
     def update(
-        state: TrainState, sums: GradientSums, specs: Mapping[str, PartitionSpec] | None = None
+        state: TrainState,
+        sums: GradientSums,
+        specs: Mapping[str, PartitionSpec] | None = None,
+        value_fn: Callable[..., Scalar] | None = None,
     ) -> tuple[TrainState, Metrics]:
         if (state.ema is not None) != (ema_decay > 0.0):
             raise ConfigError(
@@ -281,7 +314,15 @@ def make_update(
         count = jnp.maximum(tokens, 1.0)
         grads = jax.tree.map(lambda g: g / count, grads)
         with jax.numpy_dtype_promotion("standard"):  # optax has no other
-            updates, opt_state = optimizer.update(grads, state.opt_state, state.params, specs=specs)
+            updates, opt_state = optimizer.update(
+                grads,
+                state.opt_state,
+                state.params,
+                value=total / count,
+                grad=grads,
+                value_fn=value_fn,
+                specs=specs,
+            )
             params, ema = optax.apply_updates(state.params, updates), state.ema
             if ema is not None:  # at first the decay is small, to forget the random parameters
                 done = (state.step - state.skipped).astype(jnp.float32)

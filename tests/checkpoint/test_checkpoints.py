@@ -73,6 +73,13 @@ def saved(tmp_path_factory):
     return Checkpoints(folder)
 
 
+def test_a_state_is_restored_under_a_guard_against_transfers(saved):
+    state = make_state(5)
+    with jax.transfer_guard("disallow"):
+        restored, _ = saved.restore(state, 2)
+    assert as_bytes(restored) == as_bytes(make_state(2))
+
+
 def test_a_restored_state_has_the_bytes_types_and_metadata_of_the_saved_one(checkpoints):
     state = make_state(11, ema=True)
     metadata = {"epoch": 3, "fingerprint": "ab", "best": 1.25, "names": ["en", None]}

@@ -433,3 +433,20 @@ def test_three_dimensions_without_axes_are_refused_and_two_are_a_matrix():
     }
     axes = {"query/kernel": Axes(("embed",), ("heads", "head_dim"))}
     assert partition_specs(three, SIZES, axes=axes)["query/kernel"] == PartitionSpec(None, "tensor")
+
+
+class TwoTowers(nn.Module):
+    """A module whose parameters a method of another name makes."""
+
+    def setup(self):
+        self.left, self.right = jf.FeedForward(7), jf.FeedForward(5)
+
+    def score(self, x, y):
+        return jnp.sum(self.left(x) * self.right(y))
+
+
+def test_the_axes_of_a_module_without_a_call_are_those_of_a_method():
+    x = jnp.ones((2, 3, 11))
+    axes = parameter_axes(TwoTowers(), x, x, method="score")
+    assert axes["right/up/kernel"].outputs == ("mlp",) and len(axes) == 8
+    assert jf.single().for_model(TwoTowers(), x, x, method="score").axes == axes

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flax import linen as nn
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 import jaxformer as jf
 from jaxformer.nn.embeddings import LMHead
@@ -263,6 +264,7 @@ def test_an_array_with_another_number_of_axes_is_refused_and_no_examples_are_non
     assert model.apply({"params": params}, np.ones((0, T), int)).shape == (0, T, V)
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_flax_tabulates_the_operations_of_each_family(scan_layers):
     tokens = np.ones((B, T), int)
@@ -316,7 +318,8 @@ class Shift(nn.Module):
 
     @nn.compact
     def __call__(self, x):
-        return x + self.param("by", nn.initializers.zeros, x.shape[-1:])[None, None]
+        by = self.param("by", nn.initializers.zeros, x.shape[-1:])
+        return x + by.reshape((1,) * (x.ndim - 1) + by.shape)
 
 
 class Ones(nn.Module):
@@ -345,6 +348,30 @@ def test_a_block_takes_functions_that_make_its_parts(x, random_params, assert_eq
         for name in ("a", "b")
     )
     assert_equal(out, x + one - 0.5 * two + 1.0, 1e-6)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_norm_of_ones_own_is_every_norm_of_a_stack(placement, scan_layers):
+    recipe = replace(
+        RECIPE,
+        norm=jf.NormOptions("rms", placement, 1e-3),
+        scan_layers=scan_layers,
+        embeddings=jf.EmbeddingOptions(norm=True),
+    )
+    made = []
+
+    def make_norm(**options):
+        made.append(options)
+        return Shift()
+
+    model = jf.DecoderOnly(recipe, block=partial(jf.Block, make_norm=make_norm))
+    params = jax.eval_shape(model.init, jax.random.key(0), np.ones((B, T), int))["params"]
+    norms = {path[-2]: path[-1] for path in flatten_dict(params) if path[-2].endswith("norm")}
+    expected = {"embedding_norm", "attention_norm", "feed_forward_norm"}
+    expected |= {"final_norm"} if placement == "pre" else set()
+    assert expected <= norms.keys() and {norms[name] for name in expected} == {"by"}
+    assert made and all(x == {"kind": "rms", "eps": 1e-3, "use_bias": True} for x in made)
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

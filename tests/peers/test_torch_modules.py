@@ -19,6 +19,7 @@ from jaxformer.pretrained.torch_layers import (
     multihead_attention,
     to_jax,
     to_torch,
+    torch_state,
 )
 
 pytestmark = pytest.mark.peer
@@ -176,3 +177,21 @@ def test_the_whole_transformer_of_torch_is_ours(torch, converted, assert_equal, 
     )
     found = jax.jit(model.apply)({"params": params}, source, target, **masks)
     assert_equal(found, expected.detach())
+
+
+def test_arguments_that_a_state_dict_does_not_hold_are_refused_where_they_are_known(torch):
+    inside = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True)
+    assert sorted(torch_state(inside)) == sorted(inside.state_dict())
+    inside.self_attn = torch.nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True)
+    with pytest.raises(ConfigError, match="self_attn has add_zero_attn=True"):
+        torch_state(inside)
+
+    theirs = torch.nn.Transformer(WIDTH, HEADS, 1, 1, HIDDEN, batch_first=True)
+    sizes = (11, WIDTH, HIDDEN, HEADS, 1, 1)
+    config = TransformerConfig(*sizes, positions=NoPositions(), norm=NormOptions(eps=1e-5))
+    masks = dict.fromkeys(("source_mask", "target_mask", "encoder_mask"), AttentionMask())
+    like = params_like(torch_modules.Transformer(config), vectors(0), vectors(1), **masks)
+    state = torch_state(theirs)
+    assert to_jax(state, transformer(state, norm_first=False), like)
+    with pytest.raises(ConfigError, match="decoder/final_norm/bias.* such as norm_first"):
+        to_jax(state, transformer(state, norm_first=True), like)

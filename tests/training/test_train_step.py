@@ -163,6 +163,46 @@ def test_a_step_that_reuses_the_memory_of_its_state_leaves_what_the_state_was_ma
     assert jax.random.key_data(state.rng).tolist() == [0, 3]
 
 
+VALUED = {
+    "plateau": lambda: optax.chain(optax.sgd(0.1), optax.contrib.reduce_on_plateau(patience=2)),
+    "line search": optax.lbfgs,
+    "lbfgs": lambda: optax.lbfgs(linesearch=None),
+}
+
+
+@pytest.mark.parametrize("name", VALUED)
+def test_an_optimizer_that_needs_the_value_of_the_loss_gets_it(name):
+    batch, optimizer = jnp.linspace(-1.0, 3.0, 20).reshape(4, 5), VALUED[name]()
+
+    def loss(params, batch, rng):
+        nats, count = quadratic(params, batch, rng)
+        return nats + batch.size * jnp.sum(params["mean"] ** 4), count
+
+    found = []
+    for parts in (1, 2):
+        step = jax.jit(make_train_step(loss, optimizer, grad_accumulation=parts))
+        state = init_train_state({"mean": jnp.full(5, 2.0)}, optimizer, jax.random.key(0))
+        losses = []
+        for _ in range(4):
+            state, metrics = step(state, batch)
+            losses.append(float(metrics["loss"]))
+        assert losses[-1] < 0.9 * losses[0]
+        found.append(losses)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-4)
+    moved = single().shard_state(
+        init_train_state({"mean": jnp.full(5, 2.0)}, optimizer, jax.random.key(0))
+    )
+    _, metrics = single().step(loss, optimizer)(moved, batch)
+    assert float(metrics["loss"]) == pytest.approx(found[0][0], rel=1e-5)
+
+
+def test_a_line_search_over_devices_is_refused_by_its_name():
+    step = make_train_step(quadratic, optax.lbfgs(), reduce=lambda sums: sums)
+    state = init_train_state({"mean": jnp.zeros(5)}, optax.lbfgs(), jax.random.key(0))
+    with pytest.raises(ConfigError, match=r"optax\.lbfgs\(linesearch=None\)"):
+        step(state, jnp.ones((4, 5)))
+
+
 @pytest.mark.parametrize("parts", [1, 4])
 def test_one_batch_or_four_parts_with_auxiliary_sums_make_one_step(whole, parts):
     expected, sums = whole

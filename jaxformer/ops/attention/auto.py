@@ -1,7 +1,7 @@
 """The kernels of attention: the first that can compute a call is taken."""
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from jax import Array
 from jaxtyping import Float
@@ -17,6 +17,7 @@ from jaxformer.ops.dropout import DropoutMask
 from jaxformer.ops.masks import AttentionMask
 
 
+@runtime_checkable
 class AttentionFn(Protocol):
     """The signature of every attention function; `jaxformer.ops.attention` describes it.
 

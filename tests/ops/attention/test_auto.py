@@ -14,6 +14,7 @@ from jaxformer.errors import ConfigError
 from jaxformer.ops import attention
 from jaxformer.ops.attention import (
     KERNELS,
+    AttentionFn,
     AttentionSpec,
     DeviceInfo,
     auto_attention,
@@ -316,3 +317,8 @@ def test_without_a_mesh_the_default_device_decides(monkeypatch):
 def test_the_default_device_may_be_given_by_its_platform_or_as_a_device(chosen):
     with jax.default_device(chosen or jax.devices()[-1]):
         assert DeviceInfo.current() == CPU
+
+
+def test_a_function_is_told_from_other_values_by_the_type_of_attention_functions():
+    assert isinstance(auto_attention, AttentionFn) and isinstance(lambda *_: None, AttentionFn)
+    assert not isinstance("reference", AttentionFn)
