@@ -1,6 +1,6 @@
 """Keys of config.json, and fields of our config with the same meaning, in both directions.
 
-`hf` is a key of config.json, `jax` a field of `TransformerConfig` or of one of its parts, with a
+`key` is a key of config.json, `field` a field of `TransformerConfig` or of one of its parts, with a
 dot: "norm.eps".
 """
 
@@ -43,8 +43,8 @@ class Key(NamedTuple):
 
 
 def number(
-    hf: str,
-    jax: str,
+    key: str,
+    field: str,
     default: int | float | bool | None | Callable[[Mapping[str, Any]], int | float],
     *,
     kind: type | None = None,
@@ -58,39 +58,39 @@ def number(
     null means None if `nullable`, else `default`. `kind` is the type; None: the type of `default`.
     `value_of` gives the value to write of our config; None: the field's value.
     """
-    written = attrgetter(jax) if value_of is None else value_of
+    written = attrgetter(field) if value_of is None else value_of
 
     def read(config_json: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         absent = default(fields) if callable(default) else default
-        value = config_json.get(hf, absent)
+        value = config_json.get(key, absent)
         if value is None or value == absent:
-            return {jax: None if value is None and nullable else absent}
+            return {field: None if value is None and nullable else absent}
         of = kind or (int if absent is None else type(absent))
-        return {jax: parse_number(hf, value, of, least)}
+        return {field: parse_number(key, value, of, least)}
 
-    return Key((hf,), read, lambda config: {hf: written(config)})
+    return Key((key,), read, lambda config: {key: written(config)})
 
 
-def choice(hf: str, jax: str, default: str | bool, names: Mapping[Any, Any]) -> Key:
+def choice(key: str, field: str, default: str | bool, names: Mapping[Any, Any]) -> Key:
     """A choice among `names`, which maps values in config.json to ours.
 
     `default` is the meaning of an absent key; of several names for one value the first is written.
     """
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        value = config_json.get(hf, default)
+        value = config_json.get(key, default)
         if not isinstance(value, str | bool) or value not in names:
-            raise unsupported(hf, value, *names)
-        return {jax: names[value]}
+            raise unsupported(key, value, *names)
+        return {field: names[value]}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
-        value = attrgetter(jax)(config)
+        value = attrgetter(field)(config)
         for name, ours in names.items():
             if ours == value:
-                return {hf: name}
-        raise ConfigError(f"{jax}={value!r} has no {hf}")
+                return {key: name}
+        raise ConfigError(f"{field}={value!r} has no {key}")
 
-    return Key((hf,), read, write)
+    return Key((key,), read, write)
 
 
 def tied_output(default: bool) -> Key:

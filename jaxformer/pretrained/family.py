@@ -106,7 +106,7 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
     for key in family.keys:
         hf |= key.write(spec.config)
     read = ModelSpec(spec.kind, read_config(family, hf), spec.classes)
-    written = {entry.hf[0] for entry in family.weight_map(spec, hf) if entry.hf}
+    written = {entry.names[0] for entry in family.weight_map(spec, hf) if entry.names}
     read = family.adapt(read, written)
     wanted, offered = spec.effective_fields(), read.effective_fields()
     wrong = [

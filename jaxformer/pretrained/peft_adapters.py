@@ -177,11 +177,15 @@ class AdaptedTensors:
     def check_copies(self, weight_map: WeightMap) -> None:
         """Raises `ConfigError` where tensors that are one parameter would differ."""
         for entry in weight_map:
-            changed = [name for name in entry.hf if name in self.changed]
-            has_matrices = any(self._names.get(stored) in entry.hf for stored in self._matrices)
-            if len(entry.hf) > 1 and changed and (has_matrices or len(changed) < len(entry.hf)):
+            changed = [name for name in entry.names if name in self.changed]
+            has_matrices = any(self._names.get(stored) in entry.names for stored in self._matrices)
+            if (
+                len(entry.names) > 1
+                and changed
+                and (has_matrices or len(changed) < len(entry.names))
+            ):
                 raise ConfigError(
-                    f"the adapter changes {changed[0]}, but {' and '.join(entry.hf)} are one "
+                    f"the adapter changes {changed[0]}, but {' and '.join(entry.names)} are one "
                     "parameter of this model (tie_word_embeddings), and would differ: save the "
                     "base untied, or train an adapter without it"
                 )

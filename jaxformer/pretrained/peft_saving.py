@@ -89,7 +89,7 @@ def save_adapter(
     weight_map = family.weight_map(spec, base.config)
     written, changed = [], set()
     for entry in weight_map:
-        given = {path: adapters[path] for path in entry.jax if path in adapters}
+        given = {path: adapters[path] for path in entry.paths if path in adapters}
         if given:
             written.append(_write(entry, given, shapes, family))
         if _is_changed(entry, leaves, shapes, base):
@@ -102,8 +102,8 @@ def save_adapter(
         )
     tensors = {name: array for adapter in written for name, array in adapter.tensors.items()}
     for entry in weight_map:
-        if entry.hf and _module_of(entry) in changed:
-            tensors[entry.hf[0]] = entry_tensor(entry, leaves.__getitem__)
+        if entry.names and _module_of(entry) in changed:
+            tensors[entry.names[0]] = entry_tensor(entry, leaves.__getitem__)
     above = ""
     if spec.kind == "encoder":  # the class of a model without a head has no name above its layers
         above = family.prefix
@@ -138,11 +138,11 @@ def _write(
             f"{', '.join(given)} has adapters of experts, which peft does not name one by one: "
             "give --training.lora_targets without them, or export the whole model"
         )
-    name, scale = entry.hf[0], float(next(iter(given.values())).scale)
-    if len(entry.hf) > 1:
+    name, scale = entry.names[0], float(next(iter(given.values())).scale)
+    if len(entry.names) > 1:
         raise ConfigError(
-            f"{' and '.join(entry.hf)} are one parameter with an adapter, but peft would add it to "
-            "one of them only: export the whole model"
+            f"{' and '.join(entry.names)} are one parameter with an adapter, but peft would add it "
+            "to one of them only: export the whole model"
         )
     inputs = np.concatenate([adapter.a for adapter in given.values()], axis=1)
     rank = inputs.shape[1]
@@ -164,7 +164,7 @@ def _write(
         adapter = given[path]
         return (float(adapter.scale) * (adapter.a @ adapter.b)).reshape(shapes[path])
 
-    is_table = entry.jax[0].endswith("/table")
+    is_table = entry.paths[0].endswith("/table")
     is_inputs_first = is_table or re.search(family.inputs_first, name) is not None
     b = entry_tensor(entry, outputs)
     if is_inputs_first:
@@ -196,30 +196,30 @@ def _is_changed(
 
     Raises `ConfigError` for parameters without a tensor that are not zero, and for tied ones.
     """
-    if not entry.hf:
-        if any(np.any(leaves[path]) for path in entry.jax):
+    if not entry.names:
+        if any(np.any(leaves[path]) for path in entry.paths):
             raise ConfigError(
-                f"{', '.join(entry.jax)} has no tensor in this family, so it must be zero, but it "
-                "was trained: export the model to another family"
+                f"{', '.join(entry.paths)} has no tensor in this family, so it must be zero, but "
+                "it was trained: export the model to another family"
             )
         return False
-    present = [name for name in entry.hf if base.has_tensor(name)]
+    present = [name for name in entry.names if base.has_tensor(name)]
     if present:
         parts = entry_params(entry, shapes, present[:1], base.read_tensor)
         whole = () if entry.index is None else (entry.index,)
         if all(np.array_equal(leaves[path][whole], np.float32(array)) for path, array in parts):
             return False
-    if len(entry.hf) > 1:
+    if len(entry.names) > 1:
         raise ConfigError(
-            f"{' and '.join(entry.hf)} are one parameter that was trained, but peft would write it "
-            "to one of them only: export the whole model"
+            f"{' and '.join(entry.names)} are one parameter that was trained, but peft would write "
+            "it to one of them only: export the whole model"
         )
     return True
 
 
 def _module_of(entry: Entry) -> str:
     """The layer that has the tensor of `entry`; "" for parameters without one."""
-    return entry.hf[0].rpartition(".")[0] if entry.hf else ""
+    return entry.names[0].rpartition(".")[0] if entry.names else ""
 
 
 def _config(written: Sequence[_Written], changed: Sequence[str], above: str) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def save_pretrained(
         unstack_blocks(jax.tree.map(_Leaf, dict(params))), sep="/"
     )
     weight_map = chosen.weight_map(spec, hf)
-    sizes = {entry.hf[0]: entry.hf_shape(shapes) for entry in weight_map if entry.hf}
+    sizes = {entry.names[0]: entry.tensor_shape(shapes) for entry in weight_map if entry.names}
 
     def read(path: str) -> np.ndarray:
         return leaves[path].read() if path in leaves else np.zeros(shapes[path], np.float32)

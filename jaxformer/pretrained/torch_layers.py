@@ -46,7 +46,7 @@ def to_torch(params: Any, weight_map: WeightMap) -> dict[str, np.ndarray]:
     Raises `ConfigError` that lists the leaves that are missing or have no entry.
     """
     leaves = {path: np.asarray(leaf) for path, leaf in flatten_dict(params, sep="/").items()}
-    known = {path for entry in weight_map for path in entry.jax}
+    known = {path for entry in weight_map for path in entry.paths}
     wrong = [f"{path} is missing" for path in sorted(known - leaves.keys())]
     wrong += [f"{path} is unknown" for path in sorted(leaves.keys() - known)]
     if wrong:

@@ -1,7 +1,7 @@
 """Weight maps: which tensor of `transformers` stores which parameter, for both directions.
 
-`jax` is the path of a parameter here, such as "encoder/blocks_0/attention/query/kernel"; `hf` is
-the name of a tensor in the folder.
+A path names a parameter here, such as "encoder/blocks_0/attention/query/kernel"; a name is a
+tensor's in the folder.
 """
 
 import math
@@ -17,7 +17,7 @@ Shape = tuple[int, ...]
 
 
 class Transform(NamedTuple):
-    """A change of form in both directions; `jax` is our parameter, `hf` the tensor."""
+    """A change of form in both directions, between our parameter and the tensor."""
 
     shape: Callable[[Shape], Shape]
     """Our shape -> the shape of the tensor."""
@@ -27,17 +27,17 @@ class Transform(NamedTuple):
     """The tensor and our shape -> our parameter."""
 
 
-SAME = Transform(shape=lambda jax: jax, to_hf=lambda array: array)
+SAME = Transform(shape=lambda shape: shape, to_hf=lambda array: array)
 """No change."""
 
-FLAT = Transform(shape=lambda jax: (math.prod(jax),), to_hf=lambda array: array.reshape(-1))
+FLAT = Transform(shape=lambda shape: (math.prod(shape),), to_hf=lambda array: array.reshape(-1))
 """All axes in one, such as a bias [N, H] stored as [N H]."""
 
 
 def conv1d(inputs: int = 1) -> Transform:
     """A kernel stored as [in, out]; its first `inputs` axes are the input's."""
     return Transform(
-        shape=lambda jax: (math.prod(jax[:inputs]), math.prod(jax[inputs:])),
+        shape=lambda shape: (math.prod(shape[:inputs]), math.prod(shape[inputs:])),
         to_hf=lambda array: array.reshape(math.prod(array.shape[:inputs]), -1),
     )
 
@@ -46,7 +46,7 @@ def linear(inputs: int = 1) -> Transform:
     """A kernel stored as [out, in]; its first `inputs` axes are the input's."""
     plain = conv1d(inputs)
     return Transform(
-        shape=lambda jax: plain.shape(jax)[::-1],
+        shape=lambda shape: plain.shape(shape)[::-1],
         to_hf=lambda array: plain.to_hf(array).T,
         to_jax=lambda array, shape: plain.to_jax(array.T, shape),
     )
@@ -93,7 +93,7 @@ def shifted(transform: Transform, amount: float) -> Transform:
 def rows_after(count: int) -> Transform:
     """A table stored with `count` unused rows before it, which are written as zeros."""
     return Transform(
-        shape=lambda jax: (jax[0] + count, *jax[1:]),
+        shape=lambda shape: (shape[0] + count, *shape[1:]),
         to_hf=lambda array: np.pad(array, ((count, 0), (0, 0))),
         to_jax=lambda array, shape: array[count:],
     )
@@ -102,9 +102,9 @@ def rows_after(count: int) -> Transform:
 class Entry(NamedTuple):
     """Parameters and the tensor that stores them."""
 
-    jax: tuple[str, ...]
+    paths: tuple[str, ...]
     """Paths of parameters; several are joined along the last axis."""
-    hf: tuple[str, ...]
+    names: tuple[str, ...]
     """Names of one tensor; several names are copies. At least one must be there, all that are
     there must be equal, and the first is written. Without a name the parameter must be zero."""
     transform: Transform = SAME
@@ -121,10 +121,10 @@ class Entry(NamedTuple):
 
     def joined_shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the joined parameters, given the parameters' shapes by path."""
-        parts = [self.transform.shape(self.stored_shape(path, shapes)) for path in self.jax]
+        parts = [self.transform.shape(self.stored_shape(path, shapes)) for path in self.paths]
         return (*parts[0][:-1], sum(part[-1] for part in parts))
 
-    def hf_shape(self, shapes: Mapping[str, Shape]) -> Shape:
+    def tensor_shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the tensor, given the parameters' shapes by path."""
         return self.joined.shape(self.joined_shape(shapes))
 
@@ -132,66 +132,68 @@ class Entry(NamedTuple):
 WeightMap = Sequence[Entry]
 
 
-def entry(jax: str, hf: str, transform: Transform = SAME) -> Entry:
+def entry(path: str, name: str, transform: Transform = SAME) -> Entry:
     """One parameter that is one tensor."""
-    return Entry((jax,), (hf,), transform)
+    return Entry((path,), (name,), transform)
 
 
-def zero_entry(jax: str) -> Entry:
+def zero_entry(path: str) -> Entry:
     """A parameter without a tensor, which must be zero."""
-    return Entry((jax,), ())
+    return Entry((path,), ())
 
 
-def stacked(jax: str, names: Sequence[str], transform: Transform = SAME) -> list[Entry]:
+def stacked(path: str, names: Sequence[str], transform: Transform = SAME) -> list[Entry]:
     """The entries of a parameter whose first axis stacks what the tensors `names` store."""
-    return [Entry((jax,), (name,), transform, index=index) for index, name in enumerate(names)]
+    return [Entry((path,), (name,), transform, index=index) for index, name in enumerate(names)]
 
 
-def norm(jax: str, hf: str, bias: bool = True, *, scale: Transform = SAME) -> list[Entry]:
+def norm(path: str, name: str, bias: bool = True, *, scale: Transform = SAME) -> list[Entry]:
     """The entries of a norm."""
-    entries = [entry(f"{jax}/scale", f"{hf}.weight", scale)]
-    return [*entries, entry(f"{jax}/bias", f"{hf}.bias")] if bias else entries
+    entries = [entry(f"{path}/scale", f"{name}.weight", scale)]
+    return [*entries, entry(f"{path}/bias", f"{name}.bias")] if bias else entries
 
 
-def dense(jax: str, hf: str, bias: bool = True, *, kernel: Transform | None = None) -> list[Entry]:
+def dense(
+    path: str, name: str, bias: bool = True, *, kernel: Transform | None = None
+) -> list[Entry]:
     """The entries of a dense layer; `kernel` None means `linear()`."""
-    entries = [entry(f"{jax}/kernel", f"{hf}.weight", linear() if kernel is None else kernel)]
-    return [*entries, entry(f"{jax}/bias", f"{hf}.bias", FLAT)] if bias else entries
+    entries = [entry(f"{path}/kernel", f"{name}.weight", linear() if kernel is None else kernel)]
+    return [*entries, entry(f"{path}/bias", f"{name}.bias", FLAT)] if bias else entries
 
 
 def layers(
-    jax: str,
-    hf: str,
+    path: str,
+    name: str,
     names: Mapping[str, str],
     bias: bool = True,
     *,
     kernel: Callable[[int], Transform] = linear,
     scale: Transform = SAME,
 ) -> list[Entry]:
-    """The entries of the norms and dense layers of a block at the path `jax` and the name `hf`.
+    """The entries of a block's norms and dense layers at `path`; tensors' names begin with `name`.
 
     `names` are their paths in the block, such as "attention/query" and "attention_norm", and the
     tensors' names. `kernel(inputs)` is the transform of a kernel with so many axes of its input.
     """
     entries = []
     for ours, theirs in names.items():
-        path, name = f"{jax}/{ours}", f"{hf}.{theirs}"
+        part_path, part_name = f"{path}/{ours}", f"{name}.{theirs}"
         if ours.endswith("norm"):
-            entries += norm(path, name, bias, scale=scale)
+            entries += norm(part_path, part_name, bias, scale=scale)
         else:
-            inputs = 2 if path.endswith("/out") else 1
-            entries += dense(path, name, bias, kernel=kernel(inputs))
+            inputs = 2 if part_path.endswith("/out") else 1
+            entries += dense(part_path, part_name, bias, kernel=kernel(inputs))
     return entries
 
 
 def check_names(weight_map: WeightMap, stored: Iterable[str]) -> None:
     """Raises `DataError`, listing them, for names of tensors that are missing or unknown."""
     names = set(stored)
-    known = {name for entry in weight_map for name in entry.hf}
+    known = {name for entry in weight_map for name in entry.names}
     wrong = [
-        f"{entry.hf[0]} is missing"
+        f"{entry.names[0]} is missing"
         for entry in weight_map
-        if entry.hf and not names.intersection(entry.hf)
+        if entry.names and not names.intersection(entry.names)
     ]
     _refuse(wrong + [f"{name} is unknown" for name in sorted(names - known)])
 
@@ -205,10 +207,10 @@ def check_shapes(
     """
     wrong = []
     for entry in weight_map:
-        needed = entry.hf_shape(shapes) if entry.hf else ()
+        needed = entry.tensor_shape(shapes) if entry.names else ()
         wrong += [
             f"{name} is {list(stored[name])}, but {list(needed)} is needed"
-            for name in entry.hf
+            for name in entry.names
             if name in stored and stored[name] != needed
         ]
     _refuse(wrong)
@@ -230,7 +232,7 @@ def to_jax(
     params: dict[str, Any] = {}
     parts: dict[str, list[np.ndarray]] = {}
     for entry in weight_map:
-        present = [name for name in entry.hf if name in there]
+        present = [name for name in entry.names if name in there]
         for path, value in entry_params(entry, shapes, present, read):
             if entry.index is not None:
                 parts.setdefault(path, []).append(value)
@@ -249,8 +251,8 @@ def entry_params(
     read: Callable[[str], np.ndarray],
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Each path of `entry` and its parameter."""
-    if not entry.hf:
-        yield from ((path, np.zeros(shapes[path], np.float32)) for path in entry.jax)
+    if not entry.names:
+        yield from ((path, np.zeros(shapes[path], np.float32)) for path in entry.paths)
         return
     first, *copies = present
     tensor = read(first)
@@ -258,7 +260,7 @@ def entry_params(
         if not np.array_equal(read(name), tensor):
             raise DataError(f"{name} and {first} are one tensor in this model, but differ")
     tensor = entry.joined.to_jax(tensor, entry.joined_shape(shapes))
-    stored = {path: entry.stored_shape(path, shapes) for path in entry.jax}
+    stored = {path: entry.stored_shape(path, shapes) for path in entry.paths}
     widths = [entry.transform.shape(shape)[-1] for shape in stored.values()]
     parts = np.split(tensor, np.cumsum(widths)[:-1], axis=-1)
     for (path, shape), part in zip(stored.items(), parts, strict=True):
@@ -274,21 +276,23 @@ def to_hf(
     a tensor that is not zero.
     """
     for entry in weight_map:
-        if not entry.hf and any(np.any(read(path)) for path in entry.jax):
+        if not entry.names and any(np.any(read(path)) for path in entry.paths):
             raise ConfigError(
-                f"{', '.join(entry.jax)} has no tensor in this family, so it must be zero, but it "
-                "was trained; export the model to another family"
+                f"{', '.join(entry.paths)} has no tensor in this family, so it must be zero, but "
+                "it was trained; export the model to another family"
             )
     read_whole = _kept_until_read(weight_map, read)
-    for entry in sorted((entry for entry in weight_map if entry.hf), key=lambda entry: entry.hf):
-        yield entry.hf[0], entry_tensor(entry, read if entry.index is None else read_whole)
+    for entry in sorted(
+        (entry for entry in weight_map if entry.names), key=lambda entry: entry.names
+    ):
+        yield entry.names[0], entry_tensor(entry, read if entry.index is None else read_whole)
 
 
 def _kept_until_read(
     weight_map: WeightMap, read: Callable[[str], np.ndarray]
 ) -> Callable[[str], np.ndarray]:
     """`read` of a parameter that several entries read in part: it is kept until the last one."""
-    remaining = Counter(path for entry in weight_map for path in entry.jax)
+    remaining = Counter(path for entry in weight_map for path in entry.paths)
     kept: dict[str, np.ndarray] = {}
 
     def read_whole(path: str) -> np.ndarray:
@@ -303,7 +307,9 @@ def _kept_until_read(
 
 def entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray:
     """The tensor of `entry`, from the parameters that `read(path)` gives."""
-    stored = (read(path) if entry.index is None else read(path)[entry.index] for path in entry.jax)
+    stored = (
+        read(path) if entry.index is None else read(path)[entry.index] for path in entry.paths
+    )
     parts = [entry.transform.to_hf(part) for part in stored]
     joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]
     return entry.joined.to_hf(joined)

@@ -358,7 +358,7 @@ def test_the_gradient_is_theirs(pair, assert_equal):
     expected = to_jax(rows, shapes, names, lambda name: slopes[names[name]])
     zero = to_jax(rows, shapes, names, lambda name: np.zeros_like(slopes[names[name]]))
     t5 = theirs.config.model_type in ("t5", "mt5")
-    stored = {path for row in rows if row.hf for path in row.jax}
+    stored = {path for row in rows if row.names for path in row.paths}
     for path, leaf in flatten_dict(pair.grads, sep="/").items():
         if path not in stored:
             continue

@@ -5,7 +5,7 @@ from typing import Any
 
 from jaxformer.config import Learned, Sinusoidal, TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import config_keys
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
@@ -16,7 +16,7 @@ _SHARED = "model.shared.weight"
 _SOURCE, _TARGET = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 
-_ONE_ROW = Transform(shape=lambda jax: (1, *jax), to_hf=lambda array: array[None])
+_ONE_ROW = Transform(shape=lambda shape: (1, *shape), to_hf=lambda array: array[None])
 
 
 def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
@@ -51,7 +51,7 @@ def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
     return entries
 
 
-def block(jax: str, hf: str, cross: bool = False) -> list[Entry]:
+def block(path: str, hf: str, cross: bool = False) -> list[Entry]:
     """The entries of a block, with cross-attention if `cross`."""
     names = {
         "feed_forward/up": "fc1",
@@ -62,32 +62,34 @@ def block(jax: str, hf: str, cross: bool = False) -> list[Entry]:
     for part, name in parts.items():
         names |= {f"{part}/{ours}": f"{name}.{theirs}" for ours, theirs in _PROJECTIONS.items()}
         names[f"{part}_norm"] = f"{name}_layer_norm"
-    return maps.layers(jax, hf, names)
+    return maps.layers(path, hf, names)
 
 
-def _of_both(hf: str, jax: str, default: int) -> keys.Key:
+def _shared_number(key: str, field: str, default: int) -> config_keys.Key:
     """A number that encoder and decoder have each, and that must be one."""
-    names = (f"encoder_{hf}", f"decoder_{hf}")
+    names = (f"encoder_{key}", f"decoder_{key}")
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
         encoder, decoder = (
-            keys.parse_number(name, config_json.get(name, default), int) for name in names
+            config_keys.parse_number(name, config_json.get(name, default), int) for name in names
         )
         if encoder != decoder:
             raise ConfigError(
                 f"{names[0]}={encoder} and {names[1]}={decoder} differ, which is not supported"
             )
-        return {jax: decoder}
+        return {field: decoder}
 
-    return keys.Key(names, read, lambda config: dict.fromkeys(names, getattr(config, jax)))
+    return config_keys.Key(names, read, lambda config: dict.fromkeys(names, getattr(config, field)))
 
 
 def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for shared embeddings of two vocabularies."""
-    source = keys.parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
-    target = keys.parse_number("decoder_vocab_size", hf.get("decoder_vocab_size") or source, int)
+    source = config_keys.parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
+    target = config_keys.parse_number(
+        "decoder_vocab_size", hf.get("decoder_vocab_size") or source, int
+    )
     names = _VOCABULARIES.names[2:]
-    shared, tied = (keys.parse_number(name, hf.get(name, True), bool) for name in names)
+    shared, tied = (config_keys.parse_number(name, hf.get(name, True), bool) for name in names)
     if not shared:
         sizes = {"vocab_size": target, "source_vocab_size": source}
         return sizes | {"embeddings.tied": "output" if tied else "none"}
@@ -108,7 +110,7 @@ def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
     return dict(zip(_VOCABULARIES.names, values, strict=True))
 
 
-_VOCABULARIES = keys.Key(
+_VOCABULARIES = config_keys.Key(
     ("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"),
     _read_vocabularies,
     _write_vocabularies,
@@ -117,18 +119,20 @@ _VOCABULARIES = keys.Key(
 
 
 _KEYS = (
-    keys.number("max_position_embeddings", "max_len", 1024),
-    keys.number("d_model", "d_model", 1024),
-    keys.number("encoder_layers", "num_encoder_layers", 12),
-    keys.number("decoder_layers", "num_decoder_layers", 12),
-    _of_both("attention_heads", "num_heads", 16),
-    _of_both("ffn_dim", "d_ff", 4096),
-    keys.choice("activation_function", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
-    keys.number("scale_embedding", "embeddings.scale", False),
-    keys.number("dropout", "dropout_rate", 0.1),
-    keys.number("attention_dropout", "attention.dropout_rate", 0.0),
-    keys.number("activation_dropout", "feed_forward.dropout_rate", 0.0),
-    keys.constant("is_decoder", False),
+    config_keys.number("max_position_embeddings", "max_len", 1024),
+    config_keys.number("d_model", "d_model", 1024),
+    config_keys.number("encoder_layers", "num_encoder_layers", 12),
+    config_keys.number("decoder_layers", "num_decoder_layers", 12),
+    _shared_number("attention_heads", "num_heads", 16),
+    _shared_number("ffn_dim", "d_ff", 4096),
+    config_keys.choice(
+        "activation_function", "feed_forward.activation", "gelu", config_keys.ACTIVATIONS
+    ),
+    config_keys.number("scale_embedding", "embeddings.scale", False),
+    config_keys.number("dropout", "dropout_rate", 0.1),
+    config_keys.number("attention_dropout", "attention.dropout_rate", 0.0),
+    config_keys.number("activation_dropout", "feed_forward.dropout_rate", 0.0),
+    config_keys.constant("is_decoder", False),
 )
 
 _IGNORED_KEYS = frozenset(
@@ -143,7 +147,7 @@ _SINES = r"^model\.(en|de)coder\.embed_positions\.weights?$"
 
 
 def _family(
-    model_type: str, architecture: str, *more: keys.Key, constants: Mapping[str, Any]
+    model_type: str, architecture: str, *more: config_keys.Key, constants: Mapping[str, Any]
 ) -> Family:
     """A family with one class of models."""
     sinusoidal = isinstance(constants["positions"], Sinusoidal)
@@ -180,19 +184,19 @@ _BART = {
     "embeddings.tied": "all",
     "initializer": "normal",
 }
-_TIED = keys.constant("tie_word_embeddings", True)
+_TIED = config_keys.constant("tie_word_embeddings", True)
 
 BART = _family(
     "bart",
     "BartForConditionalGeneration",
-    keys.number("vocab_size", "vocab_size", 50_265),
+    config_keys.number("vocab_size", "vocab_size", 50_265),
     _TIED,
     constants=_BART,
 )
 MBART = _family(
     "mbart",
     "MBartForConditionalGeneration",
-    keys.number("vocab_size", "vocab_size", 50_265),
+    config_keys.number("vocab_size", "vocab_size", 50_265),
     _TIED,
     constants={**_BART, "norm.placement": "pre"},
 )
@@ -201,9 +205,9 @@ MBART = _family(
 M2M100 = _family(
     "m2m_100",
     "M2M100ForConditionalGeneration",
-    keys.number("vocab_size", "vocab_size", 128_112),
+    config_keys.number("vocab_size", "vocab_size", 128_112),
     _TIED,
-    keys.constant("pad_token_id", 1),
+    config_keys.constant("pad_token_id", 1),
     constants={
         "positions": Sinusoidal("halves", endpoint=True, offset=2),
         "norm.placement": "pre",

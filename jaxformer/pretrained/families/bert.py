@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from jaxformer.config import Learned, with_fields
-from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import config_keys
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import POOLERLESS, Kind, ModelSpec
@@ -111,7 +111,7 @@ def _family(
     model_type: str,
     name: str,
     names: _Names,
-    *more: keys.Key,
+    *more: config_keys.Key,
     heads: str,
     ignored_keys: str,
     constants: Mapping[str, Any] = {},
@@ -135,7 +135,7 @@ def _family(
             "initializer": "normal",
             **constants,
         },
-        keys=(*more, keys.constant("tie_word_embeddings", True)),
+        keys=(*more, config_keys.constant("tie_word_embeddings", True)),
         weight_map=partial(_weight_map, names),
         prefix=names.prefix,
         head_prefixes=(*heads.split(), "qa_outputs."),
@@ -150,17 +150,17 @@ def _family(
 
 
 _KEYS = (
-    keys.number("hidden_size", "d_model", 768),
-    keys.number("num_hidden_layers", "num_encoder_layers", 12),
-    keys.number("num_attention_heads", "num_heads", 12),
-    keys.number("intermediate_size", "d_ff", 3072),
-    keys.number("type_vocab_size", "embeddings.num_types", 2, least=1),
-    keys.number("layer_norm_eps", "norm.eps", 1e-12),
-    keys.number("hidden_dropout_prob", "dropout_rate", 0.1),
-    keys.number("attention_probs_dropout_prob", "attention.dropout_rate", 0.1),
-    keys.constant("position_embedding_type", "absolute"),
-    keys.constant("is_decoder", False),
-    keys.constant("add_cross_attention", False),
+    config_keys.number("hidden_size", "d_model", 768),
+    config_keys.number("num_hidden_layers", "num_encoder_layers", 12),
+    config_keys.number("num_attention_heads", "num_heads", 12),
+    config_keys.number("intermediate_size", "d_ff", 3072),
+    config_keys.number("type_vocab_size", "embeddings.num_types", 2, least=1),
+    config_keys.number("layer_norm_eps", "norm.eps", 1e-12),
+    config_keys.number("hidden_dropout_prob", "dropout_rate", 0.1),
+    config_keys.number("attention_probs_dropout_prob", "attention.dropout_rate", 0.1),
+    config_keys.constant("position_embedding_type", "absolute"),
+    config_keys.constant("is_decoder", False),
+    config_keys.constant("add_cross_attention", False),
 )
 _IGNORED_KEYS = """classifier_dropout directionality pooler_fc_size pooler_num_attention_heads
     pooler_num_fc_layers pooler_size_per_head pooler_type"""
@@ -190,9 +190,9 @@ BERT = _family(
     "bert",
     "Bert",
     _BERT,
-    keys.number("vocab_size", "vocab_size", 30_522),
-    keys.number("max_position_embeddings", "max_len", 512),
-    keys.choice("hidden_act", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
+    config_keys.number("vocab_size", "vocab_size", 30_522),
+    config_keys.number("max_position_embeddings", "max_len", 512),
+    config_keys.choice("hidden_act", "feed_forward.activation", "gelu", config_keys.ACTIVATIONS),
     *_KEYS,
     heads="cls. classifier.",
     ignored_keys=_IGNORED_KEYS,
@@ -203,12 +203,14 @@ BERT = _family(
 def _read_positions(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our field; `ConfigError` for another padding id."""
     if hf.get("pad_token_id", 1) != 1:
-        raise keys.unsupported("pad_token_id", hf["pad_token_id"], 1)
-    rows = keys.parse_number("max_position_embeddings", hf.get(_POSITIONS.names[0], 512), int, 3)
+        raise config_keys.unsupported("pad_token_id", hf["pad_token_id"], 1)
+    rows = config_keys.parse_number(
+        "max_position_embeddings", hf.get(_POSITIONS.names[0], 512), int, 3
+    )
     return {"max_len": rows - 2}
 
 
-_POSITIONS = keys.Key(
+_POSITIONS = config_keys.Key(
     ("max_position_embeddings", "pad_token_id"),
     _read_positions,
     lambda config: {"max_position_embeddings": config.max_len + 2, "pad_token_id": 1},
@@ -237,10 +239,10 @@ def _roberta(model_type: str, name: str, vocab_size: int) -> Family:
         model_type,
         name,
         _ROBERTA,
-        keys.number("vocab_size", "vocab_size", vocab_size),
+        config_keys.number("vocab_size", "vocab_size", vocab_size),
         _POSITIONS,
         # The token head always uses gelu.
-        keys.choice("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
+        config_keys.choice("hidden_act", "feed_forward.activation", "gelu", {"gelu": "gelu"}),
         *_KEYS,
         heads="lm_head. classifier.",
         ignored_keys=_IGNORED_KEYS,
@@ -277,15 +279,15 @@ DISTILBERT = _family(
     "distilbert",
     "DistilBert",
     _DISTILBERT,
-    keys.number("vocab_size", "vocab_size", 30_522),
-    keys.number("max_position_embeddings", "max_len", 512),
-    keys.number("dim", "d_model", 768),
-    keys.number("n_layers", "num_encoder_layers", 6),
-    keys.number("n_heads", "num_heads", 12),
-    keys.number("hidden_dim", "d_ff", 3072),
-    keys.choice("activation", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
-    keys.number("dropout", "dropout_rate", 0.1),
-    keys.number("attention_dropout", "attention.dropout_rate", 0.1),
+    config_keys.number("vocab_size", "vocab_size", 30_522),
+    config_keys.number("max_position_embeddings", "max_len", 512),
+    config_keys.number("dim", "d_model", 768),
+    config_keys.number("n_layers", "num_encoder_layers", 6),
+    config_keys.number("n_heads", "num_heads", 12),
+    config_keys.number("hidden_dim", "d_ff", 3072),
+    config_keys.choice("activation", "feed_forward.activation", "gelu", config_keys.ACTIVATIONS),
+    config_keys.number("dropout", "dropout_rate", 0.1),
+    config_keys.number("attention_dropout", "attention.dropout_rate", 0.1),
     heads="vocab_ pre_classifier. classifier.",
     ignored_keys="sinusoidal_pos_embds qa_dropout seq_classif_dropout tie_weights_",
     constants={"norm.eps": 1e-12},

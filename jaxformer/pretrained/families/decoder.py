@@ -11,7 +11,7 @@ from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import SAME, Entry, Transform, WeightMap
 
-Block = Callable[[str, str, TransformerConfig, Mapping[str, Any]], list[Entry]]
+BlockEntries = Callable[[str, str, TransformerConfig, Mapping[str, Any]], list[Entry]]
 """Our path and their name of a block, our config and config.json -> the entries of the block."""
 
 
@@ -21,7 +21,7 @@ class Names(NamedTuple):
     embedding: str
     blocks: str
     """The blocks, each followed by its number."""
-    block: Block
+    block: BlockEntries
     final_norm: str
     positions: str = ""
     """The table of learned positions."""

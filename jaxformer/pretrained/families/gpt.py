@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxformer.config import Learned, Rotary
-from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import config_keys
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.families.bart import block as bart_block
 from jaxformer.pretrained.families.decoder import Names, decoder
@@ -12,16 +12,16 @@ from jaxformer.pretrained.families.rotary import rotary
 from jaxformer.pretrained.weight_map import FLAT, SAME, Entry, Transform
 
 
-def _joined(jax: str, hf: str, each: Transform, whole: Transform, flat: Any) -> list[Entry]:
+def _joined(path: str, hf: str, each: Transform, whole: Transform, flat: Any) -> list[Entry]:
     """The entries of query, key and value, which one tensor holds."""
     kernels, biases = (
-        tuple(f"{jax}/attention/{name}/{leaf}" for name in ("query", "key", "value"))
+        tuple(f"{path}/attention/{name}/{leaf}" for name in ("query", "key", "value"))
         for leaf in ("kernel", "bias")
     )
     return [Entry(kernels, (f"{hf}.weight",), each, whole), Entry(biases, (f"{hf}.bias",), *flat)]
 
 
-def _gpt2_block(jax: str, hf: str, *_: Any) -> list[Entry]:
+def _gpt2_block(path: str, hf: str, *_: Any) -> list[Entry]:
     names = {
         "attention_norm": "ln_1",
         "attention/out": "attn.c_proj",
@@ -29,11 +29,11 @@ def _gpt2_block(jax: str, hf: str, *_: Any) -> list[Entry]:
         "feed_forward/up": "mlp.c_fc",
         "feed_forward/down": "mlp.c_proj",
     }
-    joined = _joined(jax, f"{hf}.attn.c_attn", maps.conv1d(), SAME, [FLAT])
-    return maps.layers(jax, hf, names, kernel=maps.conv1d) + joined
+    joined = _joined(path, f"{hf}.attn.c_attn", maps.conv1d(), SAME, [FLAT])
+    return maps.layers(path, hf, names, kernel=maps.conv1d) + joined
 
 
-def _neox_block(jax: str, hf: str, *_: Any) -> list[Entry]:
+def _neox_block(path: str, hf: str, *_: Any) -> list[Entry]:
     names = {
         "attention_norm": "input_layernorm",
         "attention/out": "attention.dense",
@@ -42,8 +42,8 @@ def _neox_block(jax: str, hf: str, *_: Any) -> list[Entry]:
         "feed_forward/down": "mlp.dense_4h_to_h",
     }
     of_heads = f"{hf}.attention.query_key_value"  # of each head query, key and value
-    joined = _joined(jax, of_heads, SAME, maps.linear(), [SAME, FLAT])
-    return maps.layers(jax, hf, names) + joined
+    joined = _joined(path, of_heads, SAME, maps.linear(), [SAME, FLAT])
+    return maps.layers(path, hf, names) + joined
 
 
 GPT2 = decoder(
@@ -57,20 +57,22 @@ GPT2 = decoder(
         positions="transformer.wpe",
     ),
     [
-        keys.number("vocab_size", "vocab_size", 50_257),
-        keys.number("n_positions", "max_len", 1024),
-        keys.number("n_embd", "d_model", 768),
-        keys.number("n_layer", "num_decoder_layers", 12),
-        keys.number("n_head", "num_heads", 12),
-        keys.number("n_inner", "d_ff", lambda fields: 4 * fields["d_model"]),
-        keys.choice("activation_function", "feed_forward.activation", "gelu_new", keys.ACTIVATIONS),
-        keys.tied_output(True),
-        keys.number("layer_norm_epsilon", "norm.eps", 1e-5),
-        keys.number("resid_pdrop", "dropout_rate", 0.1),
-        keys.number("attn_pdrop", "attention.dropout_rate", 0.1),
-        keys.constant("scale_attn_weights", True),
-        keys.constant("scale_attn_by_inverse_layer_idx", False),
-        keys.constant("add_cross_attention", False),
+        config_keys.number("vocab_size", "vocab_size", 50_257),
+        config_keys.number("n_positions", "max_len", 1024),
+        config_keys.number("n_embd", "d_model", 768),
+        config_keys.number("n_layer", "num_decoder_layers", 12),
+        config_keys.number("n_head", "num_heads", 12),
+        config_keys.number("n_inner", "d_ff", lambda fields: 4 * fields["d_model"]),
+        config_keys.choice(
+            "activation_function", "feed_forward.activation", "gelu_new", config_keys.ACTIVATIONS
+        ),
+        config_keys.tied_output(True),
+        config_keys.number("layer_norm_epsilon", "norm.eps", 1e-5),
+        config_keys.number("resid_pdrop", "dropout_rate", 0.1),
+        config_keys.number("attn_pdrop", "attention.dropout_rate", 0.1),
+        config_keys.constant("scale_attn_weights", True),
+        config_keys.constant("scale_attn_by_inverse_layer_idx", False),
+        config_keys.constant("add_cross_attention", False),
     ],
     constants={
         "positions": Learned(),
@@ -103,23 +105,25 @@ GPT_NEOX = decoder(
         output="embed_out",
     ),
     [
-        keys.number("vocab_size", "vocab_size", 50_432),
-        keys.number("max_position_embeddings", "max_len", 2048),
-        keys.number("hidden_size", "d_model", 6144),
-        keys.number("num_hidden_layers", "num_decoder_layers", 44),
-        keys.number("num_attention_heads", "num_heads", 64),
-        keys.number("intermediate_size", "d_ff", 24_576),
-        keys.choice("hidden_act", "feed_forward.activation", "gelu", keys.ACTIVATIONS),
-        keys.tied_output(False),
-        keys.choice(
+        config_keys.number("vocab_size", "vocab_size", 50_432),
+        config_keys.number("max_position_embeddings", "max_len", 2048),
+        config_keys.number("hidden_size", "d_model", 6144),
+        config_keys.number("num_hidden_layers", "num_decoder_layers", 44),
+        config_keys.number("num_attention_heads", "num_heads", 64),
+        config_keys.number("intermediate_size", "d_ff", 24_576),
+        config_keys.choice(
+            "hidden_act", "feed_forward.activation", "gelu", config_keys.ACTIVATIONS
+        ),
+        config_keys.tied_output(False),
+        config_keys.choice(
             "use_parallel_residual", "norm.placement", True, {True: "parallel", False: "pre"}
         ),
-        keys.number("layer_norm_eps", "norm.eps", 1e-5),
-        keys.number("hidden_dropout", "dropout_rate", 0.0),
-        keys.number("attention_dropout", "attention.dropout_rate", 0.0),
+        config_keys.number("layer_norm_eps", "norm.eps", 1e-5),
+        config_keys.number("hidden_dropout", "dropout_rate", 0.0),
+        config_keys.number("attention_dropout", "attention.dropout_rate", 0.0),
         rotary("rotary_emb_base", "rotary_pct", 0.25),
-        keys.constant("attention_bias", True),
-        keys.constant("is_decoder", False),
+        config_keys.constant("attention_bias", True),
+        config_keys.constant("is_decoder", False),
     ],
     constants={"positions": Rotary()},
     renamed_endings={"lm_head.weight": "embed_out.weight"},
@@ -132,7 +136,7 @@ GPT_NEOX = decoder(
 def _read_embedding_size(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """No field; `ConfigError` for embeddings of another size than the model, as opt-350m has."""
     if hf.get(_EMBEDDING) not in (None, fields["d_model"]):
-        raise keys.unsupported(_EMBEDDING, hf[_EMBEDDING], fields["d_model"])
+        raise config_keys.unsupported(_EMBEDDING, hf[_EMBEDDING], fields["d_model"])
     return {}
 
 
@@ -144,27 +148,33 @@ OPT = decoder(
     Names(
         embedding="model.decoder.embed_tokens",
         blocks="model.decoder.layers",
-        block=lambda jax, hf, *_: bart_block(jax, hf),
+        block=lambda path, hf, *_: bart_block(path, hf),
         final_norm="model.decoder.final_layer_norm",
         positions="model.decoder.embed_positions",
         table=maps.rows_after(2),
     ),
     [
-        keys.number("vocab_size", "vocab_size", 50_272),
-        keys.number("max_position_embeddings", "max_len", 2048),
-        keys.number("hidden_size", "d_model", 768),
-        keys.number("num_hidden_layers", "num_decoder_layers", 12),
-        keys.number("num_attention_heads", "num_heads", 12),
-        keys.number("ffn_dim", "d_ff", 3072),
-        keys.choice("activation_function", "feed_forward.activation", "relu", keys.ACTIVATIONS),
-        keys.choice("do_layer_norm_before", "norm.placement", True, {True: "pre", False: "post"}),
-        keys.tied_output(True),
-        keys.number("dropout", "dropout_rate", 0.1),
-        keys.number("attention_dropout", "attention.dropout_rate", 0.0),
-        keys.constant("enable_bias", True),
-        keys.constant("layer_norm_elementwise_affine", True),
-        keys.constant("_remove_final_layer_norm", False),
-        keys.Key((_EMBEDDING,), _read_embedding_size, lambda config: {_EMBEDDING: config.d_model}),
+        config_keys.number("vocab_size", "vocab_size", 50_272),
+        config_keys.number("max_position_embeddings", "max_len", 2048),
+        config_keys.number("hidden_size", "d_model", 768),
+        config_keys.number("num_hidden_layers", "num_decoder_layers", 12),
+        config_keys.number("num_attention_heads", "num_heads", 12),
+        config_keys.number("ffn_dim", "d_ff", 3072),
+        config_keys.choice(
+            "activation_function", "feed_forward.activation", "relu", config_keys.ACTIVATIONS
+        ),
+        config_keys.choice(
+            "do_layer_norm_before", "norm.placement", True, {True: "pre", False: "post"}
+        ),
+        config_keys.tied_output(True),
+        config_keys.number("dropout", "dropout_rate", 0.1),
+        config_keys.number("attention_dropout", "attention.dropout_rate", 0.0),
+        config_keys.constant("enable_bias", True),
+        config_keys.constant("layer_norm_elementwise_affine", True),
+        config_keys.constant("_remove_final_layer_norm", False),
+        config_keys.Key(
+            (_EMBEDDING,), _read_embedding_size, lambda config: {_EMBEDDING: config.d_model}
+        ),
     ],
     constants={"positions": Learned(), "norm.eps": 1e-5},
     ignored_keys=frozenset(["layerdrop", "init_std"]),

@@ -10,7 +10,7 @@ from typing import Any
 
 from jaxformer.config import ExpertOptions, Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import config_keys
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.families.decoder import Names, decoder
 from jaxformer.pretrained.families.rotary import rotary, rotary_by_layer
@@ -18,23 +18,23 @@ from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.weight_map import SAME, Entry, Transform
 
 
-def _biases(*names: str) -> keys.Key:
+def _biases(*names: str) -> config_keys.Key:
     """Biases of attention and feed-forward layers; with one kind ours has both, the other zero."""
 
     def read(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        values = [keys.parse_number(name, hf.get(name, False), bool) for name in names]
+        values = [config_keys.parse_number(name, hf.get(name, False), bool) for name in names]
         return {"use_bias": any(values)}
 
-    return keys.Key(names, read, lambda config: dict.fromkeys(names, config.use_bias))
+    return config_keys.Key(names, read, lambda config: dict.fromkeys(names, config.use_bias))
 
 
-_WINDOW = keys.number("sliding_window", "window.size", 4096, least=1, nullable=True)
+_WINDOW = config_keys.number("sliding_window", "window.size", 4096, least=1, nullable=True)
 """The number of tokens that a token attends to; null means all."""
-_WINDOW_OR_NONE = keys.number(
+_WINDOW_OR_NONE = config_keys.number(
     "sliding_window", "window.size", None, kind=int, least=1, nullable=True
 )
 """The same, where an absent key means all."""
-_WINDOW_OF_SOME = keys.number(
+_WINDOW_OF_SOME = config_keys.number(
     "sliding_window",
     "window.size",
     4096,
@@ -49,13 +49,13 @@ def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> di
     """No field; `ConfigError` for a layer with a window."""
     kinds = hf.get("layer_types") or []
     if not isinstance(kinds, list) or any(kind != "full_attention" for kind in kinds):
-        raise keys.unsupported("layer_types", kinds, ["full_attention"])
+        raise config_keys.unsupported("layer_types", kinds, ["full_attention"])
     if hf.get("use_sliding_window"):
-        raise keys.unsupported("use_sliding_window", hf["use_sliding_window"], False)
+        raise config_keys.unsupported("use_sliding_window", hf["use_sliding_window"], False)
     return {}
 
 
-_FULL_ATTENTION = keys.Key(
+_FULL_ATTENTION = config_keys.Key(
     ("layer_types", "use_sliding_window"),
     _read_full_attention,
     lambda _: {"use_sliding_window": False},
@@ -68,7 +68,7 @@ def _read_layer_types(
 ) -> dict[str, Any]:
     """Our fields; `ConfigError` for windows that do not alternate regularly."""
     layers = fields["num_decoder_layers"]
-    interval = keys.parse_number(key, hf.get(key, interval), int, 1)
+    interval = config_keys.parse_number(key, hf.get(key, interval), int, 1)
     kinds = hf.get("layer_types") or _layer_types(layers, interval)
     if kinds == _layer_types(layers, 1):
         return {"window.size": None}
@@ -76,7 +76,7 @@ def _read_layer_types(
         if kinds == _layer_types(layers, every):
             return {"window.full_every": every}
     raise ConfigError(
-        f"layer_types={keys.as_text(kinds)} is not supported: only sliding_attention with "
+        f"layer_types={config_keys.as_text(kinds)} is not supported: only sliding_attention with "
         "full_attention in each n-th layer"
     )
 
@@ -86,7 +86,7 @@ def _layer_types(layers: int, interval: int | None) -> list[str]:
     return [names[interval is not None and i % interval == 0] for i in range(1, layers + 1)]
 
 
-def _windows(interval: int, key: str = "") -> keys.Key:
+def _windows(interval: int, key: str = "") -> config_keys.Key:
     """The layers that have a window: all but each n-th, by default n = `interval`.
 
     `key` is the key of n in older versions.
@@ -96,7 +96,7 @@ def _windows(interval: int, key: str = "") -> keys.Key:
         every = 1 if config.window.size is None else config.window.full_every
         return {"layer_types": _layer_types(config.num_decoder_layers, every)}
 
-    return keys.Key(("layer_types", key), partial(_read_layer_types, interval, key), write)
+    return config_keys.Key(("layer_types", key), partial(_read_layer_types, interval, key), write)
 
 
 def _query_scalar(config: TransformerConfig) -> int | float:
@@ -105,7 +105,7 @@ def _query_scalar(config: TransformerConfig) -> int | float:
     return int(scalar) if scalar == int(scalar) else scalar
 
 
-_QUERY_SCALAR = keys.number(
+_QUERY_SCALAR = config_keys.number(
     "query_pre_attn_scalar", "attention.query_scalar", 256, value_of=_query_scalar
 )
 _ROTARY = rotary()
@@ -134,27 +134,27 @@ FeedForwardEntries = Callable[[str, str, TransformerConfig, Mapping[str, Any]], 
 
 
 def _dense_entries(
-    jax: str, hf: str, names: Mapping[str, str], has_bias: bool, may_have: bool
+    path: str, hf: str, names: Mapping[str, str], has_bias: bool, may_have: bool
 ) -> list[Entry]:
     """The entries of dense layers; without a bias in the folder, one that ours `may_have` is 0."""
-    entries = maps.layers(jax, hf, names, has_bias)
+    entries = maps.layers(path, hf, names, has_bias)
     if may_have and not has_bias:
-        entries += [maps.zero_entry(f"{jax}/{ours}/bias") for ours in names]
+        entries += [maps.zero_entry(f"{path}/{ours}/bias") for ours in names]
     return entries
 
 
 def _feed_forward(
-    jax: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
+    path: str, hf: str, config: TransformerConfig, config_json: Mapping[str, Any]
 ) -> list[Entry]:
     """The entries of one network for all tokens."""
     names = {f"feed_forward/{name}": f"mlp.{name}_proj" for name in _MLP}
-    return _dense_entries(jax, hf, names, bool(config_json.get("mlp_bias")), config.use_bias)
+    return _dense_entries(path, hf, names, bool(config_json.get("mlp_bias")), config.use_bias)
 
 
 def _experts(
     module: str,
     names: tuple[str, str, str],
-    jax: str,
+    path: str,
     hf: str,
     config: TransformerConfig,
     config_json: Mapping[str, Any],
@@ -162,20 +162,20 @@ def _experts(
     """The entries of experts in `module` of a block; `names` are those of `_MLP` in each."""
     experts = config.feed_forward.experts
     assert experts is not None  # the keys of these families give it
-    router = f"{jax}/feed_forward/router/kernel"
+    router = f"{path}/feed_forward/router/kernel"
     entries = [maps.entry(router, f"{hf}.{module}.gate.weight", maps.linear())]
     for ours, theirs in zip(_MLP, names, strict=True):
         stored = [f"{hf}.{module}.experts.{i}.{theirs}.weight" for i in range(experts.num_experts)]
-        entries += maps.stacked(f"{jax}/feed_forward/{ours}/kernel", stored, maps.linear())
+        entries += maps.stacked(f"{path}/feed_forward/{ours}/kernel", stored, maps.linear())
         if config.use_bias:
-            entries += [maps.zero_entry(f"{jax}/feed_forward/{ours}/bias")]
+            entries += [maps.zero_entry(f"{path}/feed_forward/{ours}/bias")]
     return entries
 
 
 def _block(
     scale: Transform,
     feed_forward: FeedForwardEntries,
-    jax: str,
+    path: str,
     hf: str,
     config: TransformerConfig,
     config_json: Mapping[str, Any],
@@ -184,25 +184,25 @@ def _block(
     attention = bool(config_json.get("attention_bias"))
     qkv = attention if config.attention.qkv_bias is None else config.qkv_bias
     names = {f"attention/{name}": f"self_attn.{name[0]}_proj" for name in _QKV}
-    entries = _dense_entries(jax, hf, names, qkv, config.qkv_bias)
+    entries = _dense_entries(path, hf, names, qkv, config.qkv_bias)
     out = {"attention/out": "self_attn.o_proj"}
-    entries += _dense_entries(jax, hf, out, attention, config.use_bias)
-    entries += feed_forward(jax, hf, config, config_json)
-    entries += maps.layers(jax, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
+    entries += _dense_entries(path, hf, out, attention, config.use_bias)
+    entries += feed_forward(path, hf, config, config_json)
+    entries += maps.layers(path, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
     if config.attention.query_key_norm:
         names = {f"attention/{x}_norm": f"self_attn.{x[0]}_norm" for x in ("query", "key")}
-        entries += maps.layers(jax, hf, names, False, scale=scale)
+        entries += maps.layers(path, hf, names, False, scale=scale)
     return entries
 
 
 def _family(
     name: str,
-    *more: keys.Key,
+    *more: config_keys.Key,
     vocab_size: int,
     max_len: int,
     sizes: tuple[int, int, int, int, int | None] = (4096, 22_016, 32, 32, 32),
     tied: bool = False,
-    activations: Mapping[str, str] = keys.ACTIVATIONS,
+    activations: Mapping[str, str] = config_keys.ACTIVATIONS,
     scale: Transform = SAME,
     feed_forward: FeedForwardEntries = _feed_forward,
     size_key: str = "intermediate_size",
@@ -210,7 +210,7 @@ def _family(
     activation_key: str = "hidden_act",
     ignored_keys: str = "",
     constants: Mapping[str, Any] = {},
-    positions: keys.Key = _ROTARY,
+    positions: config_keys.Key = _ROTARY,
 ) -> Family:
     """A family of classes `name`; the sizes stand for the ones that a config.json lacks.
 
@@ -229,25 +229,25 @@ def _family(
             norm={"bias": False, "scale": scale},
         ),
         [
-            keys.number("vocab_size", "vocab_size", vocab_size),
-            keys.number("max_position_embeddings", "max_len", max_len),
-            keys.number("hidden_size", "d_model", d_model),
-            keys.number("num_hidden_layers", "num_decoder_layers", layers),
-            keys.number("num_attention_heads", "num_heads", heads),
-            keys.number(
+            config_keys.number("vocab_size", "vocab_size", vocab_size),
+            config_keys.number("max_position_embeddings", "max_len", max_len),
+            config_keys.number("hidden_size", "d_model", d_model),
+            config_keys.number("num_hidden_layers", "num_decoder_layers", layers),
+            config_keys.number("num_attention_heads", "num_heads", heads),
+            config_keys.number(
                 "num_key_value_heads",
                 "attention.num_kv_heads",
                 kv_heads,
                 nullable=True,
                 value_of=attrgetter("kv_heads"),
             ),
-            keys.number(size_key, "d_ff", d_ff),
-            keys.choice(
+            config_keys.number(size_key, "d_ff", d_ff),
+            config_keys.choice(
                 activation_key, "feed_forward.activation", next(iter(activations)), activations
             ),
-            keys.tied_output(tied),
-            keys.number("rms_norm_eps", "norm.eps", eps),
-            keys.number("attention_dropout", "attention.dropout_rate", 0.0),
+            config_keys.tied_output(tied),
+            config_keys.number("rms_norm_eps", "norm.eps", eps),
+            config_keys.number("attention_dropout", "attention.dropout_rate", 0.0),
             *more,
             positions,
         ],
@@ -263,15 +263,15 @@ def _family(
     )
 
 
-def _head_dim(default: int | None) -> keys.Key:
-    return keys.number(
+def _head_dim(default: int | None) -> config_keys.Key:
+    return config_keys.number(
         "head_dim", "head_dim", default, nullable=True, value_of=attrgetter("key_size")
     )
 
 
 def _expert_options(
     count_key: str, count: int, top_k: int, normalize_key: str = "", normalize: bool = True
-) -> keys.Key:
+) -> config_keys.Key:
     """The experts: their number in `count_key`, and of each token; the numbers are the defaults.
 
     `normalize_key` says whether the weights of a token's experts add up to 1; without it they do.
@@ -282,7 +282,9 @@ def _expert_options(
         defaults = dict(zip(names, (count, top_k, normalize), strict=False))
         kinds = dict(zip(names, (int, int, bool), strict=False))
         values = [
-            keys.parse_number(name, hf.get(name, defaults[name]), kinds[name], kinds[name] is int)
+            config_keys.parse_number(
+                name, hf.get(name, defaults[name]), kinds[name], kinds[name] is int
+            )
             for name in names
         ]
         return {"feed_forward.experts": ExpertOptions(*values)}
@@ -294,29 +296,29 @@ def _expert_options(
         values = experts.num_experts, experts.top_k, experts.normalize
         return dict(zip(names, values, strict=False))
 
-    return keys.Key(names, read, write)
+    return config_keys.Key(names, read, write)
 
 
 def _read_all_sparse(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
     """No field; `ConfigError` for a layer without experts."""
     if hf.get("mlp_only_layers"):
-        raise keys.unsupported("mlp_only_layers", hf["mlp_only_layers"], [])
+        raise config_keys.unsupported("mlp_only_layers", hf["mlp_only_layers"], [])
     if hf.get("decoder_sparse_step", 1) != 1:
-        raise keys.unsupported("decoder_sparse_step", hf["decoder_sparse_step"], 1)
+        raise config_keys.unsupported("decoder_sparse_step", hf["decoder_sparse_step"], 1)
     return {}
 
 
-_ALL_SPARSE = keys.Key(
+_ALL_SPARSE = config_keys.Key(
     ("mlp_only_layers", "decoder_sparse_step"),
     _read_all_sparse,
     lambda _: {"mlp_only_layers": [], "decoder_sparse_step": 1},
 )
 """Layers of Qwen3-MoE that may have one network for all tokens; only experts are supported."""
 
-_CAUSAL = keys.constant("use_bidirectional_attention", False)
-_SILU = {"silu": "silu", **keys.ACTIVATIONS}
+_CAUSAL = config_keys.constant("use_bidirectional_attention", False)
+_SILU = {"silu": "silu", **config_keys.ACTIVATIONS}
 # The released config.json says "gelu", and means the approximation by tanh.
-_TANH = {"gelu_pytorch_tanh": "gelu_tanh", **keys.ACTIVATIONS, "gelu": "gelu_tanh"}
+_TANH = {"gelu_pytorch_tanh": "gelu_tanh", **config_keys.ACTIVATIONS, "gelu": "gelu_tanh"}
 
 LLAMA = _family(
     "Llama",
@@ -344,7 +346,7 @@ MIXTRAL = _family(
     _head_dim(None),
     _WINDOW_OR_NONE,
     _expert_options("num_local_experts", 8, 2),
-    keys.constant("router_jitter_noise", 0.0),
+    config_keys.constant("router_jitter_noise", 0.0),
     vocab_size=32_000,
     max_len=131_072,
     sizes=(4096, 14_336, 32, 32, 8),
@@ -433,13 +435,13 @@ GEMMA2 = _family(
     _WINDOW_OF_SOME,
     _windows(2),
     _QUERY_SCALAR,
-    keys.number("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
-    keys.number("final_logit_softcapping", "output.softcap", 30.0, nullable=True),
+    config_keys.number("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
+    config_keys.number("final_logit_softcapping", "output.softcap", 30.0, nullable=True),
     vocab_size=256_000,
     max_len=8192,
     sizes=(2304, 9216, 26, 8, 4),
     tied=True,
-    activations={"gelu_pytorch_tanh": "gelu_tanh", **keys.ACTIVATIONS},
+    activations={"gelu_pytorch_tanh": "gelu_tanh", **config_keys.ACTIVATIONS},
     activation_key="hidden_activation",
     scale=maps.shifted(SAME, 1.0),
     ignored_keys="hidden_act cache_implementation sliding_window_size",
@@ -455,12 +457,14 @@ GEMMA3 = _family(
     _WINDOW_OF_SOME,
     _windows(6, "sliding_window_pattern"),
     _QUERY_SCALAR,
-    keys.number("final_logit_softcapping", "output.softcap", None, kind=float, nullable=True),
+    config_keys.number(
+        "final_logit_softcapping", "output.softcap", None, kind=float, nullable=True
+    ),
     vocab_size=262_208,
     max_len=131_072,
     sizes=(2304, 9216, 26, 8, 4),
     tied=True,
-    activations={"gelu_pytorch_tanh": "gelu_tanh", **keys.ACTIVATIONS},
+    activations={"gelu_pytorch_tanh": "gelu_tanh", **config_keys.ACTIVATIONS},
     activation_key="hidden_activation",
     scale=maps.shifted(SAME, 1.0),
     ignored_keys="hidden_act cache_implementation attn_logit_softcapping _sliding_window_pattern",

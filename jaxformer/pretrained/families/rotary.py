@@ -7,31 +7,33 @@ from typing import Any
 
 from jaxformer.config import Linear, Llama3, NoScaling, Rotary, TransformerConfig, Yarn
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import config_keys
 
 _FRACTION, _MSCALE = "partial_rotary_factor", "attention_factor"
 
-_FACTOR = keys.number("factor", "factor", 1.0)
-_ORIGINAL_LEN = keys.number(
+_FACTOR = config_keys.number("factor", "factor", 1.0)
+_ORIGINAL_LEN = config_keys.number(
     "original_max_position_embeddings", "original_len", lambda fields: fields["max_len"]
 )
 # The keys of each kind of scaling.
-_SCALINGS: dict[type[NoScaling], tuple[keys.Key, ...]] = {
+_SCALINGS: dict[type[NoScaling], tuple[config_keys.Key, ...]] = {
     NoScaling: (),
     Linear: (_FACTOR,),
     Llama3: (
         _FACTOR,
-        keys.number("low_freq_factor", "low_freq_factor", 1.0),
-        keys.number("high_freq_factor", "high_freq_factor", 4.0),
+        config_keys.number("low_freq_factor", "low_freq_factor", 1.0),
+        config_keys.number("high_freq_factor", "high_freq_factor", 4.0),
         _ORIGINAL_LEN,
     ),
     Yarn: (
         _ORIGINAL_LEN,
-        keys.number("factor", "factor", lambda fields: fields["max_len"] / fields["original_len"]),
-        keys.number("beta_fast", "beta_fast", 32.0),
-        keys.number("beta_slow", "beta_slow", 1.0),
-        keys.number("attention_factor", "attention_factor", None, kind=float, nullable=True),
-        keys.constant("truncate", True),
+        config_keys.number(
+            "factor", "factor", lambda fields: fields["max_len"] / fields["original_len"]
+        ),
+        config_keys.number("beta_fast", "beta_fast", 32.0),
+        config_keys.number("beta_slow", "beta_slow", 1.0),
+        config_keys.number("attention_factor", "attention_factor", None, kind=float, nullable=True),
+        config_keys.constant("truncate", True),
     ),
 }
 _NAMES = {"default": NoScaling, "linear": Linear, "llama3": Llama3, "yarn": Yarn}
@@ -42,7 +44,7 @@ def rotary(
     fraction: str = "",
     default_fraction: float = 1.0,
     default_base: float = 10_000.0,
-) -> keys.Key:
+) -> config_keys.Key:
     """The base and the scaling of rotary positions, which newer versions store in one object.
 
     `base` and `fraction` are the keys of older versions. Without `fraction` whole heads are
@@ -51,7 +53,7 @@ def rotary(
     """
     names = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.names[0])
     read = partial(_read, base, fraction, default_fraction, default_base)
-    return keys.Key(names, read, partial(_write, base, fraction))
+    return config_keys.Key(names, read, partial(_write, base, fraction))
 
 
 def _read(
@@ -76,9 +78,9 @@ def _read(
         raise ConfigError(f"{name}.mscale is not supported: give {name}.{_MSCALE}, its result")
     part = None if fraction else rope.get(_FRACTION, hf.get(_FRACTION))
     if part not in (None, 1) and kind is not NoScaling:
-        raise keys.unsupported(_FRACTION, part, 1.0)
+        raise config_keys.unsupported(_FRACTION, part, 1.0)
     unknown |= {_FRACTION} if part else set()
-    keys.warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
+    config_keys.warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
     if hf.get(_ORIGINAL_LEN.names[0]):
         rope = rope | {_ORIGINAL_LEN.names[0]: hf[_ORIGINAL_LEN.names[0]]}
     values: dict[str, Any] = {}
@@ -88,14 +90,16 @@ def _read(
     def number(key: str, old: str, default: float) -> float:
         for value in (rope.get(key), hf.get(old)):
             if value is not None:
-                return keys.parse_number(f"{name}.{key}" if key in rope else old, value, float)
+                return config_keys.parse_number(
+                    f"{name}.{key}" if key in rope else old, value, float
+                )
         return default
 
     rotated = number(_FRACTION, fraction, default_fraction) if fraction else 1.0
     return {"positions": Rotary(number("rope_theta", base, default_base), rotated, kind(**values))}
 
 
-def rotary_by_layer(base: float, window_base: float) -> keys.Key:
+def rotary_by_layer(base: float, window_base: float) -> config_keys.Key:
     """The positions of layers with a window and of the others, which have bases of their own.
 
     `base` and `window_base` stand for the ones that a config.json lacks.
@@ -106,19 +110,25 @@ def rotary_by_layer(base: float, window_base: float) -> keys.Key:
     def read(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         parts = hf.get("rope_parameters") or {}
         if not isinstance(parts, dict) or not parts.keys() <= {full, windowed}:
-            raise keys.unsupported("rope_parameters", parts, {full: {}, windowed: {}})
+            raise config_keys.unsupported("rope_parameters", parts, {full: {}, windowed: {}})
         one, scaling, other = (
             _numbers(name, values.get(name))
             for name, values in ((full, parts), ("rope_scaling", hf), (windowed, parts))
         )
         if _kind(windowed, other) is not NoScaling:
-            raise keys.unsupported(f"rope_parameters.{windowed}", other, {"rope_type": "default"})
+            raise config_keys.unsupported(
+                f"rope_parameters.{windowed}", other, {"rope_type": "default"}
+            )
         flat = {**hf, old: hf.get(old) or base, "rope_parameters": one | scaling}
         positions = _read(old, "", 1.0, base, {**flat, "rope_scaling": None}, fields)["positions"]
         if fields["window.size"] is None:
             return {"positions": positions}
         theta = other.get("rope_theta") or hf.get(local) or window_base
-        return {"positions": replace(positions, window_base=keys.parse_number(local, theta, float))}
+        return {
+            "positions": replace(
+                positions, window_base=config_keys.parse_number(local, theta, float)
+            )
+        }
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         positions: Any = config.positions
@@ -129,14 +139,16 @@ def rotary_by_layer(base: float, window_base: float) -> keys.Key:
             "rope_parameters": {full: hf["rope_parameters"], windowed: other},
         }
 
-    return keys.Key((local, *rotary().names), read, write)
+    return config_keys.Key((local, *rotary().names), read, write)
 
 
 def _numbers(name: str, value: Any) -> dict[str, Any]:
     """The object `name`, empty if absent; `ConfigError` for what is no object of numbers."""
     value = value or {}
     if not isinstance(value, dict) or any(isinstance(each, dict) for each in value.values()):
-        raise ConfigError(f"{name}={keys.as_text(value)}, but it must be an object of numbers")
+        raise ConfigError(
+            f"{name}={config_keys.as_text(value)}, but it must be an object of numbers"
+        )
     return value
 
 
@@ -144,7 +156,7 @@ def _kind(key: str, rope: Mapping[str, Any]) -> type[NoScaling]:
     """The kind of scaling, which has an older key too."""
     kind = rope.get("rope_type") or rope.get("type") or "default"
     if not isinstance(kind, str) or kind not in _NAMES:
-        raise keys.unsupported(f"{key}.rope_type", kind, *_NAMES)
+        raise config_keys.unsupported(f"{key}.rope_type", kind, *_NAMES)
     return _NAMES[kind]
 
 

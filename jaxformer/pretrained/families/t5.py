@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxformer.config import Relative, TransformerConfig, with_fields
 from jaxformer.errors import ConfigError
-from jaxformer.pretrained import config_keys as keys
+from jaxformer.pretrained import config_keys
 from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import ModelSpec
@@ -53,10 +53,10 @@ def _stack(config: TransformerConfig, stack: str, layers: int) -> list[Entry]:
         names |= {f"{part}/{x}": f"{j}.{name}.{x[0]}" for x in ("key", "value", "out")}
         names[f"{part}_norm"] = f"{j}.layer_norm"
     for i in range(layers):
-        jax, hf = f"{stack}/blocks_{i}", f"{stack}.block.{i}.layer"
-        entries += maps.layers(jax, hf, names, False)
+        path, hf = f"{stack}/blocks_{i}", f"{stack}.block.{i}.layer"
+        entries += maps.layers(path, hf, names, False)
         for j, (part, name) in enumerate(parts.items()):
-            query = f"{jax}/{part}/query", f"{hf}.{j}.{name}.q"
+            query = f"{path}/{part}/query", f"{hf}.{j}.{name}.q"
             entries += maps.dense(*query, False, kernel=queries)
     return entries
 
@@ -65,16 +65,20 @@ def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
     """Our fields; `ConfigError` for an unknown activation."""
     projection = hf.get("feed_forward_proj", "relu" if hf["model_type"] == "t5" else "gated-gelu")
     name = projection.removeprefix("gated-") if isinstance(projection, str) else ""
-    if name not in keys.ACTIVATIONS:
-        gated = (f"gated-{name}" for name in keys.ACTIVATIONS)
-        raise keys.unsupported("feed_forward_proj", projection, *keys.ACTIVATIONS, *gated)
+    if name not in config_keys.ACTIVATIONS:
+        gated = (f"gated-{name}" for name in config_keys.ACTIVATIONS)
+        raise config_keys.unsupported(
+            "feed_forward_proj", projection, *config_keys.ACTIVATIONS, *gated
+        )
     # gelu in T5 1.1 is the approximation by tanh.
-    activation = "gelu_tanh" if projection == "gated-gelu" else keys.ACTIVATIONS[name]
+    activation = "gelu_tanh" if projection == "gated-gelu" else config_keys.ACTIVATIONS[name]
     gated, repeated = name != projection, hf.get("dense_act_fn")
-    if repeated is not None and keys.ACTIVATIONS.get(repeated) != activation:
-        raise ConfigError(f"dense_act_fn={keys.as_text(repeated)} does not fit {projection}")
+    if repeated is not None and config_keys.ACTIVATIONS.get(repeated) != activation:
+        raise ConfigError(f"dense_act_fn={config_keys.as_text(repeated)} does not fit {projection}")
     if hf.get("is_gated_act") not in (None, gated):
-        raise ConfigError(f"is_gated_act={keys.as_text(not gated)} does not fit {projection}")
+        raise ConfigError(
+            f"is_gated_act={config_keys.as_text(not gated)} does not fit {projection}"
+        )
     return {"feed_forward.activation": activation, "feed_forward.gated": gated}
 
 
@@ -84,7 +88,7 @@ def _write_projection(config: TransformerConfig) -> dict[str, Any]:
         return {"feed_forward_proj": "gated-gelu"}
     if gated and activation == "gelu":
         raise ConfigError("gated layers with activation='gelu' are not supported: use 'gelu_tanh'")
-    names = [name for name, ours in keys.ACTIVATIONS.items() if ours == activation]
+    names = [name for name, ours in config_keys.ACTIVATIONS.items() if ours == activation]
     if not names:
         raise ConfigError(f"feed_forward.activation={activation!r} has no feed_forward_proj")
     return {"feed_forward_proj": f"gated-{names[0]}" if gated else names[0]}
@@ -92,12 +96,12 @@ def _write_projection(config: TransformerConfig) -> dict[str, Any]:
 
 def _read_dropout(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The three fields."""
-    rate = keys.parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
+    rate = config_keys.parse_number("dropout_rate", hf.get("dropout_rate", 0.1), float)
     names = ("dropout_rate", "attention.dropout_rate", "feed_forward.dropout_rate")
     return dict.fromkeys(names, rate)
 
 
-_TYING = keys.Key(
+_TYING = config_keys.Key(
     ("tie_word_embeddings", "scale_decoder_outputs"),
     lambda hf, _: {"embeddings.tied": "all" if _is_scaled(hf) else "inputs"},
     lambda config: {"tie_word_embeddings": config.ties_output},
@@ -116,7 +120,7 @@ def _is_scaled(hf: Mapping[str, Any]) -> bool:
     """
     implied = hf.get("tie_word_embeddings", True) if hf["model_type"] == "t5" else False
     name = "scale_decoder_outputs"
-    return keys.parse_number(name, hf.get(name, implied), bool)
+    return config_keys.parse_number(name, hf.get(name, implied), bool)
 
 
 def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
@@ -148,25 +152,25 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
             "embeddings.scale": False,
         },
         keys=(
-            keys.number("vocab_size", "vocab_size", vocab_size),
-            keys.number("n_positions", "max_len", 512),
-            keys.number("d_model", "d_model", 512),
-            keys.number("d_kv", "head_dim", 64, value_of=attrgetter("key_size")),
-            keys.number("d_ff", "d_ff", d_ff),
-            keys.number("num_layers", "num_encoder_layers", layers),
-            keys.number("num_decoder_layers", "num_decoder_layers", _of_encoder),
-            keys.number("num_heads", "num_heads", heads),
-            keys.number("relative_attention_num_buckets", "positions.buckets", 32),
-            keys.number("relative_attention_max_distance", "positions.max_distance", 128),
-            keys.number("layer_norm_epsilon", "norm.eps", 1e-6),
-            keys.Key(("feed_forward_proj",), _read_projection, _write_projection),
-            keys.Key(
+            config_keys.number("vocab_size", "vocab_size", vocab_size),
+            config_keys.number("n_positions", "max_len", 512),
+            config_keys.number("d_model", "d_model", 512),
+            config_keys.number("d_kv", "head_dim", 64, value_of=attrgetter("key_size")),
+            config_keys.number("d_ff", "d_ff", d_ff),
+            config_keys.number("num_layers", "num_encoder_layers", layers),
+            config_keys.number("num_decoder_layers", "num_decoder_layers", _of_encoder),
+            config_keys.number("num_heads", "num_heads", heads),
+            config_keys.number("relative_attention_num_buckets", "positions.buckets", 32),
+            config_keys.number("relative_attention_max_distance", "positions.max_distance", 128),
+            config_keys.number("layer_norm_epsilon", "norm.eps", 1e-6),
+            config_keys.Key(("feed_forward_proj",), _read_projection, _write_projection),
+            config_keys.Key(
                 ("dropout_rate",),
                 _read_dropout,
                 lambda config: {"dropout_rate": config.dropout_rate},
             ),
             _TYING,
-            keys.constant("is_decoder", False),
+            config_keys.constant("is_decoder", False),
         ),
         weight_map=weight_map,
         prefix="",
