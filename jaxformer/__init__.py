@@ -37,7 +37,7 @@ _FOLDERS = {module.split(".")[1] for module in _MODULE_OF.values()}
 
 for _title, _group in _GROUPS.items():
     _names = textwrap.fill(", ".join(_group), 72, initial_indent="  ", subsequent_indent="  ")
-    __doc__ += f"\n{_title}:\n{_names}\n"
+    __doc__ = f"{__doc__}\n{_title}:\n{_names}\n"
 
 __all__ = [*_MODULE_OF, "__version__"]
 

@@ -18,6 +18,7 @@ from experiments.language_modelling.presets import PRESETS as LANGUAGE
 from experiments.translation.presets import PRESETS as TRANSLATION
 from jaxformer.config import to_plain
 from jaxformer.errors import CheckpointError, ConfigError
+from jaxformer.nn.axes import Axes
 
 GUIDE = Path(__file__).parents[2] / "experiments" / "guides" / "reliability.md"
 CONFIGS = {
@@ -110,7 +111,7 @@ def test_a_function_of_ones_own_is_refused_also_in_a_row_that_is_taken_over(tmp_
 # The optimizer in Python
 
 PARAMS = {"a": {"kernel": jnp.ones((3, 5))}, "b": {"bias": jnp.ones(5)}}
-AXES = {"a/kernel": jf.Axes(("in",), ("out",), is_hidden=True), "b/bias": jf.Axes()}
+AXES = {"a/kernel": Axes(("in",), ("out",), is_hidden=True), "b/bias": Axes()}
 WSD = jf.OptimizerConfig(
     schedule="wsd", warmup_steps=4, total_steps=20, grad_clip_norm=1.0, weight_decay=0.1
 )

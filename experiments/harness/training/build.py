@@ -108,7 +108,7 @@ def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callab
         name = getattr(make_loss, "func", make_loss).__name__  # of a partial
         raise ConfigError(
             f"{option}={options[option]} was given, but the loss {name} has no argument {option}: "
-            f"leave out --training.{option}, or use another loss"
+            f"leave out training.{option}, or use another loss"
         )
     return partial(make_loss, **options)
 
