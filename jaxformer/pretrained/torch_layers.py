@@ -68,7 +68,7 @@ def to_jax(state: State, weight_map: WeightMap, like: Any) -> dict[str, Any]:
     """
     leaves: dict[str, Any] = flatten_dict(like, sep="/")
     shapes = {path: leaf.shape for path, leaf in leaves.items()}
-    unknown = sorted({path for entry in weight_map for path in entry.jax} - shapes.keys())
+    unknown = sorted({path for entry in weight_map for path in entry.paths} - shapes.keys())
     if unknown:
         raise ConfigError(
             f"the weight map has {', '.join(unknown)}, but the module has no such parameters: make "
