@@ -1,4 +1,4 @@
-"""lm-evaluation-harness (pip: lm-eval) with a model of ours, from a run or a folder.
+"""lm-evaluation-harness (lm-eval) with a model of ours.
 
     python -m experiments.examples.lm_eval_adapter --model FOLDER --tasks arc_easy,piqa
 

@@ -139,7 +139,7 @@ def check(folder: Path, manifest: Manifest) -> None:
         with _reading(path):
             same = list(storage.length_and_sum(path)) == manifest.files[name]
         if not same:
-            raise CheckpointError(f"{path} is damaged: it has not the CRC-32 of what was saved")
+            raise CheckpointError(f"{path} is damaged: its CRC-32 is not the saved one")
 
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for _ in pool.map(check_sum, manifest.files):

@@ -99,16 +99,17 @@ def tied_output(default: bool) -> Key:
     return choice("tie_word_embeddings", "embeddings.tied", default, names)
 
 
-def constant(hf: str, only: Any) -> Key:
+def constant(key: str, only: Any) -> Key:
     """A key of which only one value is supported; null and an absent key mean this value too."""
+    is_truth_value = isinstance(only, bool)
 
     def read(config_json: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        value = only if config_json.get(hf) is None else config_json[hf]
-        if type(value) is not type(only) or value != only:
-            raise unsupported(hf, value, only)
+        value = only if config_json.get(key) is None else config_json[key]
+        if isinstance(value, bool) is not is_truth_value or value != only:  # 0 is 0.0
+            raise unsupported(key, value, only)
         return {}
 
-    return Key((hf,), read, lambda _: {hf: only})
+    return Key((key,), read, lambda _: {key: only})
 
 
 def unsupported(key: str, value: Any, *allowed: Any) -> ConfigError:

@@ -93,5 +93,5 @@ def test_a_stopped_fine_tuning_goes_on_by_its_command_and_by_resume(family, fold
     assert again.code == 0 and "from step 5 to 7" in again.out, again.err
     run = folder.parent / "runs" / ("finetuning" if command is finetune else "translation") / "tiny"
     (run / "scores.json").unlink()
-    resumed = call(command, ["--resume", str(run)])
+    resumed = call(command, {"--resume": str(run)})
     assert resumed.code == 0 and "from step 7 to 7" in resumed.out, resumed.err

@@ -76,7 +76,7 @@ UNSUPPORTED = {
         (replace(SPEC, segments=True), AMPERE, "Hopper GPUs and later, with a JAX that has them"),
         (replace(SPEC, segments=True, window=9), HOPPER, "with a window, a bias or padding_mask"),
         (replace(CROSS, segments=True), HOPPER, "supports segments only for T = S of 128 or more"),
-        (replace(SPEC, explicit=True), HOPPER, "explicit masks"),
+        (replace(SPEC, explicit=True), HOPPER, "such as a prefix LM's"),
         (replace(SPEC, offset=3), HOPPER, "supports causal masks only for T = S and offset=0"),
         (replace(SPEC, keys=512), HOPPER, "supports causal masks only for T = S and offset=0"),
         (replace(SPEC, padding_mask=True), HOPPER, "which no earlier query sees)"),
@@ -98,7 +98,7 @@ UNSUPPORTED = {
     "tpu_flash": [
         (SPEC, HOPPER, "needs a TPU, not gpu (NVIDIA H100)"),
         (replace(SPEC, bias=True), TPU, "does not support a bias on the logits"),
-        (replace(SPEC, explicit=True), TPU, "explicit masks"),
+        (replace(SPEC, explicit=True), TPU, "such as a prefix LM's"),
         (replace(SPEC, offset=None), TPU, "an offset known only at run time"),
         (replace(SPEC, dtype="float16"), TPU, "float32 and bfloat16, not float16"),
         (replace(SPEC, keys=200), TPU, "needs lengths from 512 on, or multiples of 128, not 200"),
