@@ -93,7 +93,9 @@ class JaxformerLM(TemplateLM):
         """The continuation of each context, up to the strings that its task names."""
         texts = [""] * len(requests)
         for settings, numbers in _by_settings(requests).items():
-            options = normalize_gen_kwargs(json.loads(settings), self.max_gen_toks)
+            options: dict[str, Any] = {
+                **normalize_gen_kwargs(json.loads(settings), self.max_gen_toks)
+            }
             most = options["max_gen_toks"]
             temperature = options.get("temperature", 1.0) if options["do_sample"] else 0.0
             prompts = [self.tok_encode(requests[number].args[0]) for number in numbers]
@@ -140,7 +142,8 @@ def _by_settings(requests: Iterable[Instance]) -> dict[str, list[int]]:
     """The settings of texts as JSON -> the numbers of the requests that have them."""
     groups: dict[str, list[int]] = {}
     for number, request in enumerate(requests):
-        settings = json.dumps(request.args[1], sort_keys=True)
+        arguments: tuple[Any, ...] = request.args
+        settings = json.dumps(arguments[1], sort_keys=True)
         groups.setdefault(settings, []).append(number)
     return groups
 
@@ -159,7 +162,8 @@ class LmEvalOptions:
 
 def main(options: LmEvalOptions) -> None:
     """Prints the results of each task."""
-    found = lm_eval.simple_evaluate(
+    evaluate: Any = lm_eval.simple_evaluate  # its decorator hides its arguments
+    found = evaluate(
         model=JaxformerLM(jf.load(options.model)),
         tasks=options.tasks.split(","),
         limit=options.limit or None,

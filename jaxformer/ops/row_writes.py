@@ -64,7 +64,8 @@ def _write_tiles(
     """`write_tiles`, also of arrays without an axis K, on each device of the current mesh."""
     is_checked = bool(varying_axes((key, value, new_key, new_value, start)))
     arrays = [x if x.ndim == 4 else x[:, None] for x in (key, value, new_key, new_value)]
-    written = _on_mesh(*arrays[0].shape[:2], is_checked)(*arrays, start)
+    rows, heads = arrays[0].shape[:2]
+    written = _on_mesh(rows, heads, is_checked)(*arrays, start)
     return written[0].reshape(key.shape), written[1].reshape(value.shape)
 
 

@@ -136,8 +136,8 @@ def score_continuations(
     for chosen in _batches_of_questions([encoded[i] for i in shared]):
         numbers = [shared[k] for k in chosen]
         together = _score_together(model, params, [encoded[i] for i in numbers])
-        for i, scores in zip(numbers, together, strict=True):
-            by_question[i] = scores
+        for i, rows_of_question in zip(numbers, together, strict=True):
+            by_question[i] = rows_of_question
     # Of the others each continuation is read with its context.
     windows = [
         (i, (context + row, len(context) - 1))

@@ -133,7 +133,7 @@ def _write(
     Of parameters that one tensor joins, such as query, key and value, the ranks are added: each has
     rows of its own in B.
     """
-    if entry.index is not None:
+    if entry.matrix is not None:
         raise ConfigError(
             f"{', '.join(given)} has adapters of experts, which peft does not name one by one: "
             "give --training.lora_targets without them, or export the whole model"
@@ -206,7 +206,7 @@ def _is_changed(
     present = [name for name in entry.names if base.has_tensor(name)]
     if present:
         parts = entry_params(entry, shapes, present[:1], base.read_tensor)
-        whole = () if entry.index is None else (entry.index,)
+        whole = () if entry.matrix is None else (entry.matrix,)
         if all(np.array_equal(leaves[path][whole], np.float32(array)) for path, array in parts):
             return False
     if len(entry.names) > 1:

@@ -111,13 +111,13 @@ class Entry(NamedTuple):
     """The change of form between the two, of each parameter before they are joined."""
     joined: Transform = SAME
     """The change of form of the joined parameters."""
-    index: int | None = None
+    matrix: int | None = None
     """The tensor stores this one of the matrices that the first axis of its only parameter stacks,
     such as those of experts; None: whole parameters."""
 
     def stored_shape(self, path: str, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of what the tensor stores of the parameter at `path`."""
-        return shapes[path] if self.index is None else shapes[path][1:]
+        return shapes[path] if self.matrix is None else shapes[path][1:]
 
     def joined_shape(self, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of the joined parameters, given the parameters' shapes by path."""
@@ -144,7 +144,7 @@ def zero_entry(path: str) -> Entry:
 
 def stacked(path: str, names: Sequence[str], transform: Transform = SAME) -> list[Entry]:
     """The entries of a parameter whose first axis stacks what the tensors `names` store."""
-    return [Entry((path,), (name,), transform, index=index) for index, name in enumerate(names)]
+    return [Entry((path,), (name,), transform, matrix=index) for index, name in enumerate(names)]
 
 
 def norm(path: str, name: str, bias: bool = True, *, scale: Transform = SAME) -> list[Entry]:
@@ -234,7 +234,7 @@ def to_jax(
     for entry in weight_map:
         present = [name for name in entry.names if name in there]
         for path, value in entry_params(entry, shapes, present, read):
-            if entry.index is not None:
+            if entry.matrix is not None:
                 parts.setdefault(path, []).append(value)
                 if len(parts[path]) < shapes[path][0]:
                     continue
@@ -285,7 +285,7 @@ def to_hf(
     for entry in sorted(
         (entry for entry in weight_map if entry.names), key=lambda entry: entry.names
     ):
-        yield entry.names[0], entry_tensor(entry, read if entry.index is None else read_whole)
+        yield entry.names[0], entry_tensor(entry, read if entry.matrix is None else read_whole)
 
 
 def _kept_until_read(
@@ -308,7 +308,7 @@ def _kept_until_read(
 def entry_tensor(entry: Entry, read: Callable[[str], np.ndarray]) -> np.ndarray:
     """The tensor of `entry`, from the parameters that `read(path)` gives."""
     stored = (
-        read(path) if entry.index is None else read(path)[entry.index] for path in entry.paths
+        read(path) if entry.matrix is None else read(path)[entry.matrix] for path in entry.paths
     )
     parts = [entry.transform.to_hf(part) for part in stored]
     joined = np.concatenate(parts, axis=-1) if len(parts) > 1 else parts[0]

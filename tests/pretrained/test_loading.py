@@ -43,7 +43,7 @@ def test_each_parameter_has_one_place_in_a_folder_and_is_loaded_from_it(filled, 
     spec, paths = spec_of(model), flatten_dict(params, sep="/")
     table = FAMILIES[family].weight_map(spec, write_config(FAMILIES[family], spec))
     stored = [name for row in table for name in row.names]
-    places = [(path, row.index) for row in table for path in row.paths]
+    places = [(path, row.matrix) for row in table for path in row.paths]
     assert {path for path, _ in places} == set(paths)
     for path, leaf in paths.items():
         indices = [index for place, index in places if place == path]

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.harness.cli import display
 from experiments.harness.runs.run_options import RunOptions
@@ -52,7 +53,9 @@ class DecodingOptions(RunOptions):
             "no_repeat_ngram_size": self.no_repeat_ngram_size,
             "repetition_penalty": self.repetition_penalty,
         }
-        given = {name: value for name, value in options.items() if value is not None}
+        given: dict[str, Any] = {
+            name: value for name, value in options.items() if value is not None
+        }
         return replace(config, **given)
 
 
