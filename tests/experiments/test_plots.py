@@ -72,7 +72,7 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_line_with_a_band(folder
     np.testing.assert_allclose(axes.lines[0].get_ydata(), [9.0, 0.9, 0.09])
     assert axes.get_yscale() == "log" and axes.get_title("left").endswith("token, log scale)")
     legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert legend == ["width=7 (2 seeds)", "width=8"]
+    assert legend == ["width=7 (2 runs)", "width=8"]
     band = axes.collections[0].get_paths()[0].vertices
     assert {6.0, 12.0} <= set(band[:, 1])
 
