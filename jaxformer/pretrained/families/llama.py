@@ -356,7 +356,7 @@ MIXTRAL = _family(
     ignored_keys="output_router_logits router_aux_loss_coef",
     constants={"use_bias": False},
     positions=rotary(default_base=1e6),
-)
+)._replace(aliases={"num_experts": "num_local_experts"})
 """Jiang et al. 2024: two of eight experts for each token."""
 QWEN2 = _family(
     "Qwen2",
