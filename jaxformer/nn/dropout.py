@@ -1,6 +1,7 @@
 """Dropout as a module that knows its place in the model."""
 
 import jax
+from flax import linen as nn
 from jaxtyping import Array, Float
 
 from jaxformer.config.checks import Fraction
@@ -32,8 +33,18 @@ class Dropout(CheckedModule):
         """
         if not self.rate:
             return None
-        if rng is None and self.has_rng("dropout") and not self.is_initializing():
-            rng = self.make_rng("dropout")
-        rng = as_dropout_rng(rng, x)
+        rng = dropout_rng_of(self, rng, x)
         place = "/".join((*self.path[:-1], self.place))
         return None if rng is None else DropoutMask(rng, place, self.rate)
+
+
+def dropout_rng_of(
+    module: nn.Module, rng: DropoutRng | jax.Array | None, x: Float[Array, "B ..."]
+) -> DropoutRng | None:
+    """The randomness of the rows of `x` in a call of `module`; None in a call without any.
+
+    Without `rng` the key is that of Flax's stream "dropout", where `apply` was given one.
+    """
+    if rng is None and module.has_rng("dropout") and not module.is_initializing():
+        rng = module.make_rng("dropout")
+    return as_dropout_rng(rng, x)

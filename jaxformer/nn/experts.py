@@ -14,11 +14,11 @@ from jaxformer.config.checks import Count, Fraction, Positive
 from jaxformer.config.transformer import Activation, Dispatch, check_experts
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Initializer
-from jaxformer.nn.dropout import Dropout
+from jaxformer.nn.dropout import Dropout, dropout_rng_of
 from jaxformer.nn.feed_forward import FeedForward
 from jaxformer.nn.taps import tap
 from jaxformer.ops.activations import find_activation
-from jaxformer.ops.dropout import DropoutRng, as_dropout_rng
+from jaxformer.ops.dropout import DropoutRng
 from jaxformer.ops.experts import Choice, ExpertLayer, Multiply, mix_experts
 
 ROUTING = "routing"
@@ -113,7 +113,7 @@ class Experts(CheckedModule):
         A call with a key is one of training, whatever the rate of dropout is. As in `Dropout` the
         key may be Flax's stream "dropout".
         """
-        rng = self.training_rng(x, dropout_rng)
+        rng = dropout_rng_of(self, dropout_rng, x)
         y = mix_experts(
             self.network,
             self.layers(x.shape[-1]),
@@ -126,14 +126,6 @@ class Experts(CheckedModule):
         if self.shared_d_ff is not None:
             y = y + self.shared(x, rng)
         return tap(self, "output", y)
-
-    def training_rng(
-        self, x: Float[Array, "B T D"], dropout_rng: DropoutRng | None
-    ) -> DropoutRng | None:
-        """The randomness of a call in training; None in any other."""
-        if dropout_rng is None and self.has_rng("dropout") and not self.is_initializing():
-            return as_dropout_rng(self.make_rng("dropout"), x)
-        return as_dropout_rng(dropout_rng, x)
 
     def choose(self, x: Float[Array, "B T D"], rng: DropoutRng | None) -> Choice:
         """The experts of each token and their weights."""

@@ -86,14 +86,13 @@ def read_token_scores(
     check_count("stride", step, max_len)
     ids = tokenizer.encode_inputs(lines, Template(bos_eos(tokenizer).first))
     windows = [(i, *window) for i, x in enumerate(ids) for window in _windows(x, max_len, step)]
-    scored = _score_windows(loaded, [(window, known) for _, window, known in windows])
+    params = place_params(loaded.params)
+    scored = _score_windows(loaded.model, params, [(window, known) for _, window, known in windows])
     by_line = [TokenScores([], [], []) for _ in lines]
     for (i, _, _), scores in zip(windows, scored, strict=True):
-        by_line[i] = TokenScores(
-            by_line[i].ids + scores.ids,
-            by_line[i].log_probs + scores.log_probs,
-            by_line[i].most_likely + scores.most_likely,
-        )
+        by_line[i].ids.extend(scores.ids)
+        by_line[i].log_probs.extend(scores.log_probs)
+        by_line[i].most_likely.extend(scores.most_likely)
     return lines, by_line
 
 
@@ -128,7 +127,8 @@ def score_continuations(
     asked, tokenizer, _ = check_inputs(loaded, questions, DecoderOnly)
     max_len = loaded.model.config.max_len
     encoded = _encode_questions(asked, tokenizer, max_len)
-    model, params = prepare(loaded.model, loaded.params)
+    placed = place_params(loaded.params)
+    model, params = prepare(loaded.model, placed)
     shared: list[int] = []
     if _can_share_contexts(model, params):
         shared = [i for i, question in enumerate(encoded) if _is_shared(question, max_len)]
@@ -138,15 +138,16 @@ def score_continuations(
         together = _score_together(model, params, [encoded[i] for i in numbers])
         for i, rows_of_question in zip(numbers, together, strict=True):
             by_question[i] = rows_of_question
-    # Of the others each continuation is read with its context.
+    # In the other questions each continuation is read with its context.
+    alone = {*range(len(encoded))}.difference(shared)
     windows = [
         (i, (context + row, len(context) - 1))
         for i, (context, rows) in enumerate(encoded)
-        if i not in {*shared}
+        if i in alone
         for row in rows
     ]
-    alone = _score_windows(loaded, [window for _, window in windows])
-    for (i, _), scores in zip(windows, alone, strict=True):
+    scored = _score_windows(loaded.model, placed, [window for _, window in windows])
+    for (i, _), scores in zip(windows, scored, strict=True):
         by_question[i].append(scores)
     return by_question
 
@@ -226,14 +227,13 @@ def _encode_questions(questions: list[Any], tokenizer: Tokenizer, max_len: int) 
 
 
 def _score_windows(
-    loaded: Loaded, windows: Sequence[tuple[list[int], int]]
-) -> Iterator[TokenScores]:
+    model: DecoderOnly, params: Any, windows: Sequence[tuple[list[int], int]]
+) -> list[TokenScores]:
     """The scores of the tokens of each window (ids, known), in order.
 
     The first token and `known` more are read and not scored.
     """
-    model, max_len = loaded.model, loaded.model.config.max_len
-    params = place_params(loaded.params)
+    max_len = model.config.max_len
     by_window: list[TokenScores] = [TokenScores([], [], [])] * len(windows)
     for chosen, size in _groups([len(ids) - 1 for ids, _ in windows], max_len):
         batch = next_power_of_two(len(chosen))
@@ -247,7 +247,7 @@ def _score_windows(
                 log_probs[row, scored].tolist(),
                 most_likely[row, scored].tolist(),
             )
-    return iter(by_window)
+    return by_window
 
 
 def _score_together(

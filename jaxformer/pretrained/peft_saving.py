@@ -20,7 +20,7 @@ from jaxformer.pretrained.family import Family
 from jaxformer.pretrained.model_specs import Kind, param_shapes, spec_of
 from jaxformer.pretrained.peft_adapters import ADAPTER_CONFIG, ADAPTER_WEIGHTS, NAME_PREFIX
 from jaxformer.pretrained.published_model import PublishedModel
-from jaxformer.pretrained.weight_map import Entry, Shape, entry_params, entry_tensor
+from jaxformer.pretrained.weight_map import Entry, Shape, check_zero, entry_params, entry_tensor
 from jaxformer.records import write_json
 from jaxformer.storage import to_local_path
 from jaxformer.training.lora import Adapter, adapters_of, without_adapters
@@ -197,11 +197,7 @@ def _is_changed(
     Raises `ConfigError` for parameters without a tensor that are not zero, and for tied ones.
     """
     if not entry.names:
-        if any(np.any(leaves[path]) for path in entry.paths):
-            raise ConfigError(
-                f"{', '.join(entry.paths)} has no tensor in this family, so it must be zero, but "
-                "it was trained: export the model to another family"
-            )
+        check_zero(entry, leaves.__getitem__)
         return False
     present = [name for name in entry.names if base.has_tensor(name)]
     if present:

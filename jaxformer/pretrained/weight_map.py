@@ -276,16 +276,22 @@ def to_hf(
     a tensor that is not zero.
     """
     for entry in weight_map:
-        if not entry.names and any(np.any(read(path)) for path in entry.paths):
-            raise ConfigError(
-                f"{', '.join(entry.paths)} has no tensor in this family, so it must be zero, but "
-                "it was trained; export the model to another family"
-            )
+        if not entry.names:
+            check_zero(entry, read)
     read_whole = _kept_until_read(weight_map, read)
     for entry in sorted(
         (entry for entry in weight_map if entry.names), key=lambda entry: entry.names
     ):
         yield entry.names[0], entry_tensor(entry, read if entry.matrix is None else read_whole)
+
+
+def check_zero(entry: Entry, read: Callable[[str], np.ndarray]) -> None:
+    """Raises `ConfigError` unless the parameters of `entry`, which has no tensor, are zero."""
+    if any(np.any(read(path)) for path in entry.paths):
+        raise ConfigError(
+            f"{', '.join(entry.paths)} has no tensor in this family, so it must be zero, but "
+            "it was trained; export the model to another family"
+        )
 
 
 def _kept_until_read(
