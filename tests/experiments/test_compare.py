@@ -168,6 +168,23 @@ def test_other_tokens_are_compared_by_bytes_only_and_not_paired(tmp_path):
         compare_runs([a, b], "validation_loss")
 
 
+def test_conversations_in_other_tokens_are_not_compared_by_nats_a_token(tmp_path):
+    runs = [
+        write_language_run(tmp_path / name, [3.0] * 12, [length] * 12)
+        for name, length in (("a", 64), ("b", 67))
+    ]
+    for run in runs:  # the likelihood of answers is known per token only
+        scores = json.loads((run / "scores.json").read_text())
+        kept = ("text", "text_sha256", "tokens", "loss")
+        (run / "scores.json").write_text(json.dumps({name: scores[name] for name in kept}))
+    with pytest.raises(DataError, match="different tokens, so loss cannot be compared"):
+        compare_runs(runs)
+    for run in runs:  # other lengths of rows hide other tokens of a text
+        config = json.loads((run / "config.json").read_text())
+        (run / "config.json").write_text(json.dumps(config | {"objective": "masked"}))
+    assert len(compare_runs(runs).groups) == 2
+
+
 def test_scores_of_the_validation_text_come_with_a_warning(tmp_path):
     run = write_language_run(tmp_path / "a", [3.0] * 12, [64] * 12)
     assert "also chose the weights" not in tables.render(compare_runs([run]))

@@ -512,7 +512,7 @@ def test_the_best_span_lies_in_the_context_and_ends_after_it_starts(windows, tok
     logits[0, 0, 0] = logits[0, 1, 0] = 9.0  # no answer, if there may be none
 
     def answer(most: int, may_be_none: bool = False) -> str:
-        return spans.best_answers(logits, text, most, may_be_none=may_be_none)["q2"]
+        return spans.best_answers(logits, text, most, may_be_none=may_be_none)[0]
 
     start, end = offsets[0, real[2], 0], offsets[0, real[3], 1]
     assert answer(5) == read[0].context[start:end].strip()
@@ -611,6 +611,51 @@ def test_rows_that_have_no_room_for_what_is_learned_are_refused(files, tokenizer
     assert len(few.examples.tokens) == 1
     with pytest.raises(DataError, match="no answer begins within 3 tokens"):
         chat.encode(changed(CAUSAL, data__seq_len=3), tokenizer, [conversation("a", "b")], template)
+
+
+def test_a_table_of_conversations_has_a_line_for_each_that_is_scored(tokenizer):
+    template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
+    config = changed(CAUSAL, model__max_len=103, data__seq_len=53)
+    asked = ["the sun", "the moon " * 29, "the star", "the rain " * 31, "the\tsnow"]
+    items = [conversation(text, "is far") for text in asked]
+    with pytest.warns(UserWarning, match="2 of 5 conversations are left out"):
+        text = chat.encode(config, tokenizer, items, template)
+    assert text.items == items[::2]
+    sums = np.arange(9.0).reshape(3, 3)
+    table = chat.score(config, sums, text, template).table
+    assert table == {"source": asked[::2], "nats": ["0", "3", "6"], "tokens": ["2", "5", "8"]}
+
+
+def test_a_table_of_pairs_has_a_line_for_each_that_is_scored(tokenizer):
+    template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
+    config = changed(CAUSAL, model__max_len=103, data__seq_len=53)
+    asked = ["the moon " * 29, "the sun", "the star", "the rain"]
+    later = [{"role": "user", "content": "and " * 60}, {"role": "assistant", "content": "snow"}]
+    first, second = ({"role": "assistant", "content": text} for text in ("is far", "is here"))
+    items = [
+        preference.Pair([{"role": "user", "content": text}], [first], [second]) for text in asked
+    ]
+    items[2] = items[2]._replace(rejected=later)  # one of its two answers is cut off
+    with pytest.warns(UserWarning, match="2 of 4 pairs are left out"):
+        text = preference.encode(config, tokenizer, items, template)
+    assert text.items == items[1::2]
+    log_probs = np.array([[-3.0, -5.0], [-7.0, -6.0]])
+    text.examples.reference[:] = 0.0
+    table = preference.score(config, log_probs, text, template).table
+    assert table["source"] == asked[1::2] and table["chosen"] == ["-3", "-7"]
+
+
+def test_questions_of_one_key_are_questions_of_their_own(tokenizer):
+    config = changed(MASKED, task__doc_stride=3)
+    german = squad.Question("q0", "the star?", "rain and snow", ["snow"], [9])
+    english = squad.Question("q0", "the sun?", "moon and sand", ["moon"], [0])
+    text = spans.encode(config, tokenizer, [german, english], [])
+    logits = np.zeros((2, 2, T), np.float32)
+    for row, (first, last) in enumerate(text.examples.labels):
+        logits[row, 0, first] = logits[row, 1, last] = 5.0
+    scored = spans.score(config, logits, text, [])
+    assert scored.scores == {"f1": 1.0, "exact": 1.0}
+    assert scored.table["model"] == ["snow", "moon"]
 
 
 def test_settings_that_contradict_each_other_are_refused():

@@ -255,8 +255,10 @@ def _difference_in_text(first: ScoredRun, run: ScoredRun, metric: str) -> str:
             f"{run.folder} {run.signature}: score one of them again"
         )
     if run.unit != first.unit:
+        has_bytes = "bits_per_byte" in read_result(run.folder).scores
+        cure = "give --metric bits_per_byte" if has_bytes else "give them one start and one length"
         return (
             f"{first.folder} and {run.folder} cut the text into different tokens, so {metric} "
-            "cannot be compared: give --metric bits_per_byte"
+            f"cannot be compared: {cure}"
         )
     return ""

@@ -205,8 +205,7 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
             "training first"
         )
     scores, known = result.scores, numbers(result.scores)
-    per_token = metric.removeprefix("validation_") in ("loss", "perplexity") and "bytes" in scores
-    seed, unit = seed_of(folder), str(scores["tokens"]) if per_token else ""
+    seed, unit = seed_of(folder), _unit(folder, metric, scores)
     if metric in result.validation:
         value = result.validation[metric]
         return ScoredRun(folder, seed, value, None, None, "validation", "", "", unit)
@@ -232,6 +231,17 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
         signature=json.loads(config_files.flat(scores).get(f"{metric}_signature", '""')),
         unit=unit,
     )
+
+
+def _unit(folder: Path, metric: str, scores: Mapping[str, Any]) -> str:
+    """The number of tokens of the text for a score per token; "" for any other score.
+
+    The hidden tokens of a masked model are counted neither: rows of another length hide others.
+    """
+    if metric.removeprefix("validation_") not in ("loss", "perplexity") or "tokens" not in scores:
+        return ""
+    is_masked = settings_of(folder).get("objective") == '"masked"'
+    return "" if is_masked else str(scores["tokens"])
 
 
 def item_sums(

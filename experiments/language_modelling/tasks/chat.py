@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,13 @@ def encode(
     """
     length = config.data.seq_len
     texts = encode_answers(length, tokenizer, items, facts, [0] * len(items))
-    texts = [(ids, learned) for ids, learned in texts if learned.any()]
-    warn_of_cut(len(items) - len(texts), len(items), "conversations", length)
-    ids, learned = zip(*texts, strict=True)
+    has_answer = [learned.any() for _, learned in texts]
+    kept = list(compress(items, has_answer))
+    warn_of_cut(len(items) - len(kept), len(items), "conversations", length)
+    ids, learned = zip(*compress(texts, has_answer), strict=True)
     tokens = pad_right(ids, len(ids), length + 1, tokenizer.padding_id)
-    return Encoded(
-        items, StreamBatch(tokens, np.array(learned), np.arange(len(ids), dtype=np.int32))
-    )
+    examples = StreamBatch(tokens, np.array(learned), np.arange(len(ids), dtype=np.int32))
+    return Encoded(kept, examples)
 
 
 def encode_answers(
@@ -156,8 +157,15 @@ def score(config: FinetuneConfig, sums: np.ndarray, text: Encoded, facts: Any) -
     """The loss, and the share of the tokens of answers that are right."""
     nats, right, count = sums.sum(0).tolist()
     columns = zip(("nats", "tokens"), sums[:, ::2].T.tolist(), strict=True)
-    table = {name: [f"{x:.9g}" for x in column] for name, column in columns}
+    table = {"source": [last_asked(messages) for messages in text.items]}
+    table |= {name: [f"{x:.9g}" for x in column] for name, column in columns}
     return Scored({"loss": nats / count, "accuracy": right / count, "tokens": count}, table)
+
+
+def last_asked(messages: Sequence[Message]) -> str:
+    """The last message of a user; "" where there is none."""
+    asked = [message["content"] for message in messages if message["role"] == "user"]
+    return asked[-1] if asked else ""
 
 
 CHAT = FinetuneTask(

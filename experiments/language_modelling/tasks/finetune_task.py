@@ -19,7 +19,7 @@ class Encoded(NamedTuple):
     """Examples as ids, and what is needed to score what a model says of them."""
 
     items: Sequence[Any]
-    """The examples as they were read."""
+    """The examples as they were read, without those that have no row."""
     examples: Any
     """All rows in one batch."""
     notes: Any = None

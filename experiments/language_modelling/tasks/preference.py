@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -113,18 +114,20 @@ def encode(
     texts = [[*pair.prompt, *answer] for pair in items for answer in (pair.chosen, pair.rejected)]
     asked = [sum(x["role"] == "assistant" for x in pair.prompt) for pair in items for _ in range(2)]
     encoded = chat.encode_answers(length, tokenizer, texts, facts, asked)
-    pairs = zip(encoded[::2], encoded[1::2], strict=True)
-    kept = [pair for pair in pairs if all(learned.any() for _, learned in pair)]
+    pairs = list(zip(encoded[::2], encoded[1::2], strict=True))
+    has_answers = [all(learned.any() for _, learned in pair) for pair in pairs]
+    kept = list(compress(items, has_answers))
     chat.warn_of_cut(len(items) - len(kept), len(items), "pairs", length)
-    rows = [ids for pair in kept for ids, _ in pair]
+    pairs = list(compress(pairs, has_answers))
+    rows = [ids for pair in pairs for ids, _ in pair]
     tokens = pad_right(rows, len(rows), length + 1, tokenizer.padding_id)
     examples = PreferenceBatch(
         tokens=tokens.reshape(len(kept), 2, length + 1),
-        loss_mask=np.array([[learned for _, learned in pair] for pair in kept]),
+        loss_mask=np.array([[learned for _, learned in pair] for pair in pairs]),
         reference=np.full((len(kept), 2), np.nan, np.float32),
         example_ids=np.arange(len(kept), dtype=np.int32),
     )
-    return Encoded(items, examples)
+    return Encoded(kept, examples)
 
 
 def with_reference(
@@ -193,7 +196,9 @@ def score(
         "likelier": float(np.mean(log_probs[:, 0] > log_probs[:, 1])),
     }
     columns = {"chosen": log_probs[:, 0], "rejected": log_probs[:, 1], "margin": margin}
-    return Scored(scores, {name: [f"{x:.9g}" for x in column] for name, column in columns.items()})
+    table = {"source": [chat.last_asked(pair.prompt) for pair in text.items]}
+    table |= {name: [f"{x:.9g}" for x in column] for name, column in columns.items()}
+    return Scored(scores, table)
 
 
 def loss_options(task: TaskOptions) -> dict[str, Any]:

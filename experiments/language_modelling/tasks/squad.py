@@ -61,25 +61,25 @@ def read_questions(path: str) -> list[Question]:
 
 def best_answers(
     logits: np.ndarray, text: Encoded, max_answer_tokens: int, *, may_be_none: bool
-) -> dict[str, str]:
-    """The part of each context with the highest sum of start and end logits [N, 2, T].
+) -> list[str]:
+    """For each question the part of its context with the highest sum of start and end logits.
 
-    With `may_be_none` it is "" where the first token's sum, of the window in which that is lowest,
-    is higher still (Devlin et al. 2019, section 4.3).
+    `logits` [N, 2, T] are those of the rows. With `may_be_none` an answer is "" where the first
+    token's sum, of the window in which that is lowest, is higher still (Devlin et al. 2019, section
+    4.3).
     """
-    best = {each.key: (-np.inf, "") for each in text.items}
-    none = dict.fromkeys(best, np.inf)
+    answers, best = [""] * len(text.items), np.full(len(text.items), -np.inf)
+    none = np.full(len(text.items), np.inf)
     for window, number, places in zip(logits, *text.notes, strict=True):
-        each = text.items[number]
-        none[each.key] = min(none[each.key], float(window[:, NO_ANSWER].sum()))
+        none[number] = min(none[number], float(window[:, NO_ANSWER].sum()))
         score, first, last = _best_span(window, places[:, 0] >= 0, max_answer_tokens)
-        if score > best[each.key][0]:
-            answer = each.context[places[first, 0] : places[last, 1]].strip()
-            best[each.key] = score, answer
-    return {
-        key: "" if may_be_none and none[key] > score else answer
-        for key, (score, answer) in best.items()
-    }
+        if score > best[number]:
+            context = text.items[number].context
+            answers[number] = context[places[first, 0] : places[last, 1]].strip()
+            best[number] = score
+    if may_be_none:
+        return ["" if none[n] > best[n] else answer for n, answer in enumerate(answers)]
+    return answers
 
 
 def _best_span(logits: np.ndarray, real: np.ndarray, most: int) -> tuple[float, int, int]:
@@ -92,7 +92,7 @@ def _best_span(logits: np.ndarray, real: np.ndarray, most: int) -> tuple[float, 
 
 
 def score_answers(
-    predictions: Mapping[str, str], answers: Mapping[str, Sequence[str]]
+    predictions: Mapping[Any, str], answers: Mapping[Any, Sequence[str]]
 ) -> dict[str, float]:
     """Exact match and F1 (0 to 1) of one prediction for each question, as in SQuAD 1.1 and 2.0.
 
