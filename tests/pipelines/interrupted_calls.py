@@ -58,6 +58,8 @@ def interrupted(call, limit):
 
 
 def main():
+    # As in a terminal: a shell lets what it starts in the background ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     ids = jnp.ones((1, 3), jnp.int32)
     writer = loaded(jf.DecoderOnly, [ids])
     translator = loaded(jf.EncoderDecoder, [ids, ids], num_encoder_layers=1)
