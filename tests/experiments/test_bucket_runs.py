@@ -148,6 +148,9 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
     words = f"--input {bucket_url}/in --output {bucket_url}/outs/out --run {there}"
     said(capsys, translate.main, translate.TranslateOptions, words)
     assert to_path(f"{bucket_url}/outs/out").read_text().splitlines() == samples["model"]
+    onto_itself = f"--input {bucket_url}/in --output {bucket_url}/in --run {there}"
+    with pytest.raises(ConfigError, match=f"{bucket_url}/in is the input"):
+        said(capsys, translate.main, translate.TranslateOptions, onto_itself)
     runs.main(["page", str(there), "--text", "sun moon"])
     assert b"loss by step" in (there / "report.html").read_bytes()
 

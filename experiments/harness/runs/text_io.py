@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 from experiments.harness.runs import distributed, user_cache
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.storage import to_path
+from jaxformer.storage import is_in_bucket, to_path
 
 
 def read_text(path: str) -> str:
@@ -126,7 +126,13 @@ def answer_lines(kind: str, answer: Callable[[str], None]) -> None:
 
 def check_output(output: str, *inputs: str) -> None:
     """Raises `ConfigError` where the file `output` is one of `inputs`, which it would replace."""
-    for name in inputs:
-        paths = to_path(output), to_path(name)
-        if output and name and all(map(Path.exists, paths)) and paths[0].samefile(paths[1]):
+    for name in filter(None, inputs) if output else ():
+        if _is_same_file(to_path(output), to_path(name)):
             raise ConfigError(f"{output} is the input: give the output another name")
+
+
+def _is_same_file(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one file, here also by links."""
+    if is_in_bucket(one) or is_in_bucket(other):
+        return one == other
+    return one.exists() and other.exists() and one.samefile(other)
