@@ -110,7 +110,8 @@ class Classifier(CheckedModule):
     `pooling` "own" takes a decoder's vector of the last token, an encoder's of the first one (or
     of its pooler), "mean" the mean of the tokens' vectors, which is often better where a few
     examples are learned. `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a
-    `config` and a method `pooled` like theirs.
+    `config` and a method `pooled` like theirs. `use_bias=False` leaves out the bias of the head,
+    which classifiers on decoders lack in `transformers`.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.Classifier(jf.EncoderOnly(config), classes=3)
@@ -123,6 +124,7 @@ class Classifier(CheckedModule):
     backbone: nn.Module
     classes: Count
     pooling: Literal["own", "mean"] = "own"
+    use_bias: bool = True
 
     @nn.compact
     def __call__(
@@ -141,7 +143,7 @@ class Classifier(CheckedModule):
         mean = {"mean": True} if self.pooling == "mean" else {}  # a backbone may have no mean
         x = self.backbone.pooled(tokens, padding_mask, *types, **mean, dropout_rng=dropout_rng)
         x = Dropout(self.backbone.config.dropout_rate, "summary")(x, dropout_rng)
-        return dense_head(self.backbone.config, self.classes)(x)
+        return dense_head(self.backbone.config, self.classes, use_bias=self.use_bias)(x)
 
 
 class TokenClassifier(CheckedModule):
@@ -203,10 +205,10 @@ class SpanPredictor(CheckedModule):
         return jnp.swapaxes(dense_head(self.backbone.config, 2)(x), 1, 2)
 
 
-def dense_head(config: TransformerConfig, size: int) -> Dense:
+def dense_head(config: TransformerConfig, size: int, *, use_bias: bool = True) -> Dense:
     """The layer `head` of a task with `size` outputs."""
     init, _ = initializers(config)
-    return Dense(size, dtype=config.dtype, kernel_init=init, name="head")
+    return Dense(size, use_bias=use_bias, dtype=config.dtype, kernel_init=init, name="head")
 
 
 def take_positions(

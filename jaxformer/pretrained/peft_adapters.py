@@ -16,6 +16,7 @@ import numpy as np
 from jaxformer.errors import ConfigError, DataError, shorten
 from jaxformer.pretrained.family import Family, canonical_names
 from jaxformer.pretrained.hf_folder import Tensors, locate
+from jaxformer.pretrained.model_specs import Kind
 from jaxformer.pretrained.weight_map import Shape, WeightMap
 from jaxformer.storage import read_json, to_local_path
 
@@ -35,8 +36,14 @@ _IGNORED_KEYS = frozenset(
 _SAME_BASE = ("gaussian", "eva", "orthogonal")
 """Names of initialisations that leave the base as it was."""
 
-_HEADS = {"SEQ_CLS": "classifier", "TOKEN_CLS": "token_classifier", "QUESTION_ANS": "spans"}
-"""The ending of the kinds of models that an adapter with a `task_type` belongs to."""
+_KINDS: dict[str, tuple[Kind, ...]] = {
+    "CAUSAL_LM": ("decoder", "bare_decoder"),
+    "SEQ_2_SEQ_LM": ("encoder_decoder",),
+    "SEQ_CLS": ("encoder_classifier", "decoder_classifier"),
+    "TOKEN_CLS": ("token_classifier",),
+    "QUESTION_ANS": ("spans",),
+}
+"""The kinds of models that an adapter with a `task_type` belongs to."""
 
 _PART = re.compile(r"(.+)\.lora_(?:embedding_)?([AB])(?:\.weight)?")
 
@@ -109,15 +116,24 @@ class Adapter:
         """A tensor of the adapter's file in float32."""
         return self._tensors.read(stored).astype(np.float32, copy=False)
 
-    def check_model(self, kind: str, architectures: Any) -> None:
-        """Raises `ConfigError` where the adapter belongs to a model with another head."""
+    def kind_on(self, family: Family, kind: Kind, architectures: Any) -> Kind:
+        """The kind of the model that the adapter makes of a base of `kind`.
+
+        It is another one where the adapter has a new head, as of a classifier on a language model.
+        Raises `ConfigError` where the adapter belongs to a model with a head that neither has.
+        """
         task = str(self.config.get("task_type") or "")
-        head = _HEADS.get(task)
-        if head is not None and not kind.endswith(head):
-            raise ConfigError(
-                f"the adapter's task_type is {task}, but architectures={architectures} has no such "
-                "head: save the base in its class with the head"
-            )
+        kinds = _KINDS.get(task)
+        if kinds is None or kind in kinds:
+            return kind
+        possible = [each for each in family.architectures.values() if each in kinds]
+        new = [name for name in self.whole_tensors(family) if name.startswith(family.head_prefixes)]
+        if possible and new:
+            return possible[0]
+        raise ConfigError(
+            f"the adapter's task_type is {task}, but architectures={architectures} has no such "
+            "head, nor has the adapter: save the base in its class with the head"
+        )
 
     def _scale(self, name: str, a: str) -> float:
         rank = self.shape(a)[0]

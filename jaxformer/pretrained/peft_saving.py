@@ -197,7 +197,7 @@ def _is_changed(
     Raises `ConfigError` for parameters without a tensor that are not zero, and for tied ones.
     """
     if not entry.names:
-        check_zero(entry, leaves.__getitem__)
+        check_zero(entry, lambda path: leaves.get(path, np.zeros(0)))
         return False
     present = [name for name in entry.names if base.has_tensor(name)]
     if present:

@@ -146,15 +146,20 @@ class PublishedModel:
         tensors = Tensors(self.folder)
         if self.adapter is None:
             return tensors
-        family, kind = families.find(self.config)
-        self.adapter.check_model(kind, self.config.get("architectures"))
+        family, _ = families.find(self.config)
         return self.adapter.on(tensors, family)
 
     @cached_property
     def _layout(self) -> _Layout:
-        family, kind = families.find(self.config)
+        family, base_kind = families.find(self.config)
+        kind = base_kind
+        if self.adapter is not None:
+            kind = self.adapter.kind_on(family, base_kind, self.config.get("architectures"))
         spec, names = _read_spec(family, kind, self.config, self._tensors)
-        return _Layout(spec, family.weight_map(spec, self.config), names)
+        weight_map = family.weight_map(spec, self.config)
+        if kind != base_kind:
+            names = _without_other_heads(names, weight_map, family)
+        return _Layout(spec, weight_map, names)
 
     def _read_stored(self, name: str) -> np.ndarray:
         return self._tensors.read(self._layout.names[name])
@@ -197,6 +202,18 @@ def _read_spec(
     classes = parse_number(heads[0][0], heads[0][1][0], int) if heads and heads[0][1] else 0
     spec = ModelSpec(kind, config, classes).completed()
     return family.adapt(spec, names), names
+
+
+def _without_other_heads(
+    names: Mapping[str, str], weight_map: WeightMap, family: Family
+) -> dict[str, str]:
+    """`names` without the tensors of heads that `weight_map` lacks."""
+    used = {name for entry in weight_map for name in entry.names}
+    return {
+        name: stored
+        for name, stored in names.items()
+        if name in used or not name.startswith(family.head_prefixes)
+    }
 
 
 def _place_on(

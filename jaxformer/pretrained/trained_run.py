@@ -172,8 +172,13 @@ def _with_head(model: nn.Module, task: Mapping[str, Any], shapes: Mapping[str, A
         return model
     if task.get("kind") == "spans":
         return SpanPredictor(model)
-    classes = shapes["head"]["kernel"].shape[-1]
-    return Classifier(model, classes, task.get("pooling", "own"))
+    head = shapes["head"]
+    return Classifier(
+        model,
+        classes=head["kernel"].shape[-1],
+        pooling=task.get("pooling", "own"),
+        use_bias="bias" in head,
+    )
 
 
 def _check_digest(weights: RunWeights) -> None:

@@ -293,6 +293,25 @@ def test_a_folder_is_read_once_what_it_has_is_not_drawn_and_adapters_are_exporte
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("kind", ["classification", "pairs", "spans"])
+def test_adapters_with_a_new_head_are_exported_alone_and_read_back(kind, folder, files, tmp_path):
+    few = {"optimizer__total_steps": 2, "training__evaluate_every": 0, "training__lora_rank": 3}
+    config = config_of(kind, folder(STARTS[kind]), files[kind], tmp_path, **few)
+    run, out = finetune.train(config).folder, tmp_path / "adapter"
+    exported = call(export, {"--run": run, "--out": out, "--adapter": True})
+    assert exported.code == 0, exported.err
+    whole = call(export, {"--run": run, "--out": tmp_path / "whole"})
+    assert whole.code == 0, whole.err
+    learned = load_run(run)
+    for again in (jf.load(out), jf.load(tmp_path / "whole")):
+        assert type(again.model) is type(learned.model)
+        leaves = flatten(again.params)
+        for path, leaf in flatten(learned.params).items():
+            np.testing.assert_allclose(leaves.pop(path), leaf, rtol=0, atol=1e-6)
+        assert not any(leaf.any() for leaf in leaves.values()), "a decoder's head has no bias"
+
+
+@pytest.mark.long
 def test_a_chat_model_gives_the_answer_that_it_has_learned_to_prefer(folder, files, tmp_path):
     changes = {"training__evaluate_every": 0, "data__batch_size": 7}
     said = ("is rain", "is rain", "is snow")

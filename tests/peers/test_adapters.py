@@ -2,14 +2,17 @@
 
 import json
 import shutil
+from dataclasses import replace
 
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 import jaxformer as jf
 from experiments.language_modelling.tasks.chat_template import load_template
 from jaxformer.errors import ConfigError, DataError
+from jaxformer.nn.heads import Classifier, SpanPredictor, TokenClassifier
 from jaxformer.pretrained import load_sampling_config, save_adapter
 from jaxformer.text.tokenizers import train_words
 from jaxformer.training.parameters import map_with_path
@@ -33,6 +36,15 @@ GPT2 = transformers.GPT2Config(
 )
 NEOX = transformers.GPTNeoXConfig(
     vocab_size=53, intermediate_size=37, max_position_embeddings=31, rotary_pct=1.0, **SIZES
+)
+MIXTRAL = transformers.MixtralConfig(
+    vocab_size=53,
+    intermediate_size=28,  # torch multiplies groups of rows of 16 bytes
+    num_key_value_heads=2,
+    max_position_embeddings=31,
+    num_local_experts=3,
+    num_experts_per_tok=2,
+    **SIZES,
 )
 IDS = np.random.default_rng(0).integers(0, 53, (2, 11))
 CONFIGURATIONS = {
@@ -73,6 +85,7 @@ CONFIGURATIONS = {
         },
     ),
     "heads of a GPT-NeoX": (NEOX, {"r": 3, "target_modules": ["query_key_value", "dense"]}),
+    "attention beside experts": (MIXTRAL, {"r": 3, "target_modules": ["q_proj", "o_proj"]}),
 }
 
 
@@ -128,6 +141,50 @@ def test_an_adapter_that_is_not_computed_is_refused_with_the_key(options, reason
         jf.load(adapter)
 
 
+@pytest.mark.parametrize("parameter", ["experts.gate_up_proj", "experts.down_proj", "gate.weight"])
+def test_an_adapter_of_joined_experts_or_their_router_is_refused_with_the_key(
+    parameter, torch, tmp_path
+):
+    options = {"target_modules": ["q_proj"], "target_parameters": [f"mlp.{parameter}"]}
+    _, _, adapter = adapted(torch, tmp_path, MIXTRAL, r=3, **options)
+    with pytest.raises(ConfigError, match=rf"target_parameters=\['mlp.{parameter}'\] is not"):
+        jf.load(adapter)
+
+
+def test_an_adapter_of_single_experts_adds_its_product_to_their_weights(tmp_path, rng):
+    base, merged, adapter = (tmp_path / name for name in ("base", "merged", "adapter"))
+    transformers.MixtralForCausalLM(MIXTRAL).save_pretrained(base)
+    shutil.copytree(base, merged)
+    tensors, written = load_file(base / "model.safetensors"), {}
+    for expert, layer in ((0, "w1"), (2, "w2"), (2, "w3")):
+        module = f"model.layers.1.block_sparse_moe.experts.{expert}.{layer}"
+        rows, columns = tensors[f"{module}.weight"].shape
+        a = rng.normal(size=(3, columns)).astype(np.float32)
+        b = rng.normal(size=(rows, 3)).astype(np.float32)
+        written |= {f"base_model.model.{module}.lora_A.weight": a}
+        written |= {f"base_model.model.{module}.lora_B.weight": b}
+        tensors[f"{module}.weight"] = tensors[f"{module}.weight"] + 2.0 * b @ a
+    save_file(tensors, merged / "model.safetensors", metadata={"format": "pt"})
+    adapter.mkdir()
+    save_file(written, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 3, "lora_alpha": 6}
+    config |= {"target_modules": ["w1", "w2", "w3"], "base_model_name_or_path": str(base)}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    expected = our_logits(jf.load(merged))
+    assert np.abs(our_logits(jf.load(base)) - expected).max() > 1e-2
+    np.testing.assert_allclose(our_logits(jf.load(adapter)), expected, rtol=0, atol=1e-5)
+
+
+def test_adapters_of_ours_on_experts_are_refused_by_their_path(torch, tmp_path):
+    transformers.MixtralForCausalLM(MIXTRAL).save_pretrained(tmp_path / "base")
+    loaded, base = jf.load(tmp_path / "base"), jf.open_folder(tmp_path / "base")
+    options = {"rank": 3, "alpha": 5.0, "targets": "blocks_1/feed_forward/down/kernel$"}
+    params = with_filled_adapters(loaded.model, loaded.params, options)
+    with pytest.raises(ConfigError, match="blocks_1/feed_forward/down/kernel has adapters of exp"):
+        save_adapter(tmp_path / "adapter", loaded.model, params, base)
+    assert not (tmp_path / "adapter").exists()
+
+
 def test_an_adapter_of_one_of_two_tied_tensors_is_refused(torch, tmp_path):
     targets = ["c_fc", "wte"]
     _, _, adapter = adapted(torch, tmp_path, GPT2, r=3, target_modules=targets)
@@ -149,6 +206,10 @@ OURS = {
         {"rank": 5, "alpha": 5.0, "targets": "feed_forward/.*kernel$"},
     ),
     "joined heads": (NEOX, {"rank": 2, "alpha": 3.0, "targets": "attention/.*/kernel$"}),
+    "attention beside experts": (
+        MIXTRAL,
+        {"rank": 2, "alpha": 3.0, "targets": "attention/(query|out)/kernel$"},
+    ),
 }
 
 
@@ -198,6 +259,65 @@ def test_a_new_head_is_written_whole(torch, tmp_path):
     np.testing.assert_allclose(their_logits(torch, again), expected, rtol=0, atol=1e-5)
 
 
+MASKED_LM = transformers.BertForMaskedLM(BERT)
+NEW_HEADS = {
+    "a classifier on a decoder": (
+        transformers.GPT2LMHeadModel(GPT2),
+        lambda body: Classifier(body, 3),
+        "AutoModelForSequenceClassification",
+    ),
+    "a classifier on an encoder": (
+        MASKED_LM,
+        lambda body: Classifier(body.clone(config=replace(body.config, pooler="tanh")), 3),
+        "AutoModelForSequenceClassification",
+    ),
+    "labels of tokens": (
+        MASKED_LM,
+        lambda body: TokenClassifier(body, 5),
+        "AutoModelForTokenClassification",
+    ),
+    "answers in a text": (MASKED_LM, SpanPredictor, "AutoModelForQuestionAnswering"),
+}
+
+
+@pytest.mark.parametrize("name", NEW_HEADS)
+def test_an_adapter_with_a_head_that_its_base_lacks_is_read_back(
+    name, torch, tmp_path, random_params
+):
+    theirs, with_head, auto_class = NEW_HEADS[name]
+    theirs.save_pretrained(tmp_path / "base")
+    loaded, mask = jf.load(tmp_path / "base"), np.ones(IDS.shape, bool)
+    body, body_params = loaded.model, loaded.params
+    if isinstance(body, jf.MaskedLanguageModel):
+        body = jf.EncoderOnly(body.config, body.attention_fn)
+        body_params = loaded.params["encoder"]
+    model = with_head(body)
+    params = random_params(model, IDS, mask)
+    params["backbone"] = {**params["backbone"], **body_params}
+    if name == "a classifier on a decoder":  # theirs has no bias
+        params["head"]["bias"] = np.zeros_like(params["head"]["bias"])
+    options = {"rank": 3, "alpha": 5.0, "targets": "attention/(query|value)/kernel$"}
+    params = with_filled_adapters(model, params, options)
+    expected = model.apply({"params": jf.merge_adapters(params)}, IDS, mask)
+    save_adapter(tmp_path / "adapter", model, params, jf.open_folder(tmp_path / "base"))
+    again = jf.load(tmp_path / "adapter")
+    assert type(again.model) is type(model)
+    found = again.model.apply({"params": again.params}, IDS, mask)
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
+    labels = {} if name == "answers in a text" else {"num_labels": np.shape(expected)[-1]}
+    base = getattr(transformers, auto_class).from_pretrained(
+        tmp_path / "base", **labels, pad_token_id=0
+    )
+    made = peft.PeftModel.from_pretrained(base, tmp_path / "adapter").eval()
+    with torch.no_grad():
+        theirs_say = made(torch.tensor(IDS))
+    if name == "answers in a text":
+        logits = np.stack([theirs_say.start_logits, theirs_say.end_logits], axis=1)
+    else:
+        logits = theirs_say.logits.numpy()
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
+
+
 def test_what_peft_cannot_hold_is_refused_by_name(torch, tmp_path):
     transformers.GPT2LMHeadModel(GPT2).save_pretrained(tmp_path / "base")
     loaded, base = jf.load(tmp_path / "base"), jf.open_folder(tmp_path / "base")
@@ -230,6 +350,10 @@ def test_an_adapter_without_its_base_is_refused_with_what_to_do(torch, tmp_path)
             jf.load(adapter)
     change(adapter, base_model_name_or_path=str(base), task_type="SEQ_CLS")
     with pytest.raises(ConfigError, match="task_type is SEQ_CLS, but architectures="):
+        jf.load(adapter)
+    labels = transformers.BertForTokenClassification(BERT)
+    labels.save_pretrained(base)
+    with pytest.raises(ConfigError, match="task_type is SEQ_CLS, but .*BertForTokenClassification"):
         jf.load(adapter)
     change(adapter, peft_type="IA3")
     with pytest.raises(ConfigError, match="peft_type='IA3' is not supported"):

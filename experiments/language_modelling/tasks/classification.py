@@ -67,8 +67,10 @@ def built_in(part: str) -> list[tuple[str, ...]]:
 
 
 def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Sequence[str]) -> Classifier:
-    """A classifier by `labels` on `backbone`."""
-    return Classifier(backbone, len(labels), config.task.pooling)
+    """A classifier by `labels` on `backbone`; on a decoder without a bias, to be exported."""
+    return Classifier(
+        backbone, len(labels), config.task.pooling, use_bias=config.objective == "masked"
+    )
 
 
 def facts(
