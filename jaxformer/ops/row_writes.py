@@ -107,15 +107,27 @@ def write_tiles(
     start: Int[Array, " B"],
     interpret: bool = False,
 ) -> tuple[Float[Array, "B K H S"], Float[Array, "B K S Hv"]]:
-    """`write_rows` by a Pallas kernel, a row after the other, while the next one is read."""
+    """`write_rows` by a Pallas kernel, a row after the other, while the next one is read.
+
+    Positions of values lie in the lanes, as those of keys do, where heads do not fill the lanes. A
+    TPU keeps values so, and would otherwise fill the memory of a cache up to whole lanes.
+    """
     (batch, heads, size, length), count = key.shape, new_key.shape[3]
     start = jnp.clip(start, 0, length - count).astype(jnp.int32)
-    at_once = _heads_at_once(heads, size * key.dtype.itemsize)
     # The new columns of all rows lie side by side: a row's columns are in one tile.
     columns = pl.next_power_of_2(count)
-    tile = max(_SUBLANES, columns)
     new_key = _side_by_side(new_key, 3, columns, _LANES)
-    new_value = _side_by_side(new_value, 2, columns, tile)
+    value_size = value.shape[3]
+    is_in_lanes = value_size % _LANES != 0
+    if is_in_lanes:
+        value_axis, value_positions = 1, _LANES
+        value_tile = (value_size, _LANES)
+        value, new_value = jnp.swapaxes(value, 2, 3), jnp.swapaxes(new_value, 2, 3)
+    else:
+        value_axis, value_positions = 0, max(_SUBLANES, columns)
+        value_tile = (value_positions, value_size)
+    new_value = _side_by_side(new_value, 2 + value_axis, columns, value_positions)
+    at_once = _heads_at_once(heads, max(size, value_size) * key.dtype.itemsize)
 
     def tile_of_cache(positions: int) -> Callable[..., Array]:
         """The tile of so many `positions` that holds the first or the last new one."""
@@ -149,15 +161,16 @@ def write_tiles(
 
         return pl.BlockSpec((at_once, *shape), indices)
 
-    key_tile, value_tile = (size, _LANES), (tile, value.shape[3])
-    of_cache = [spec_of_cache(key_tile, 1), spec_of_cache(value_tile, 0)]
+    key_tile = (size, _LANES)
+    of_cache = [spec_of_cache(key_tile, 1), spec_of_cache(value_tile, value_axis)]
+    tiles = tile_of_cache(_LANES), tile_of_cache(value_positions)
     written = pl.pallas_call(
-        partial(_kernel, count, columns, tile_of_cache(_LANES), tile_of_cache(tile)),
+        partial(_kernel, count, columns, value_axis, *tiles),
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             # Positions that begin anywhere lie in two tiles.
             grid=(batch, heads // at_once, 1 if count == 1 else 2),
-            in_specs=[spec_of_new(key_tile, 1), spec_of_new(value_tile, 0), *of_cache],
+            in_specs=[spec_of_new(key_tile, 1), spec_of_new(value_tile, value_axis), *of_cache],
             out_specs=of_cache,
         ),
         out_shape=[shape_like(x, x.shape, x.dtype) for x in (key, value)],
@@ -165,7 +178,8 @@ def write_tiles(
         interpret=interpret,
         name="write_rows",
     )(start, new_key, new_value, key, value)
-    return written[0], written[1]
+    key, value = written
+    return key, jnp.swapaxes(value, 2, 3) if is_in_lanes else value
 
 
 def _heads_at_once(heads: int, column_bytes: int) -> int:
@@ -191,6 +205,7 @@ def _side_by_side(new: Array, axis: int, columns: int, multiple: int) -> Array:
 def _kernel(
     count: int,
     columns: int,
+    value_axis: int,
     key_tile: Any,
     value_tile: Any,
     start_ref: Any,
@@ -201,7 +216,10 @@ def _kernel(
     key_out_ref: Any,
     value_out_ref: Any,
 ) -> None:
-    """The tiles of a row with its new positions; a tile that comes twice is made twice alike."""
+    """The tiles of a row with its new positions; a tile that comes twice is made twice alike.
+
+    Positions are axis 1 of a tile of keys, and `value_axis` of one of values.
+    """
     row, step = pl.program_id(0), pl.program_id(2)
     start = start_ref[row]
 
@@ -220,6 +238,7 @@ def _kernel(
 
     def write_head(head: Any, carry: None) -> None:
         key_out_ref[0, head] = replaced(key_ref[0, head], new_key_ref[head], 1, key_tile)
-        value_out_ref[0, head] = replaced(value_ref[0, head], new_value_ref[head], 0, value_tile)
+        new_value = new_value_ref[head]
+        value_out_ref[0, head] = replaced(value_ref[0, head], new_value, value_axis, value_tile)
 
     jax.lax.fori_loop(0, key_ref.shape[1], write_head, None)

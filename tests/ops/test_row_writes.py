@@ -15,6 +15,8 @@ CALLS = {
     "slots that two tiles hold": (3, 2, 16, 257, 24, 5, "float32"),
     "many positions": (2, 3, 8, 400, 8, 50, "float32"),
     "more heads than a step writes": (2, 6, 700, 140, 8, 2, "float32"),
+    "heads as wide as the lanes": (3, 2, 128, 300, 128, 1, "bfloat16"),
+    "wide heads in slots that two tiles hold": (3, 2, 16, 257, 256, 5, "float32"),
 }
 
 
