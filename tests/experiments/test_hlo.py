@@ -394,6 +394,12 @@ def test_an_update_alone_moves_what_is_new():
     assert counting.work(only(line, *shapes)).bytes == 2 * 3 * 64 * 4
 
 
+def test_the_memory_that_a_product_of_cublas_works_in_is_not_moved():
+    line = '(bf16[5,11], s8[4096]) custom-call(%p0, %p1), custom_call_target="__cublas$gemm"'
+    shapes = "bf16[5,7]", "bf16[7,11]"
+    assert counting.work(only(line, *shapes)).bytes == 2 * (5 * 7 + 7 * 11 + 5 * 11)
+
+
 def test_what_goes_to_another_slice_takes_the_time_of_the_network():
     slices = "  %sent = (f32[1000,128], u32[]) send(%a), channel_id=3, is_host_transfer=true\n"
     program = Program(f"ENTRY %main (a: f32[9]) -> f32[9] {{\n{slices}}}\n")

@@ -34,6 +34,8 @@ _NO_BUFFER = {
 }
 
 
+_CUBLAS = "__cublas$"
+"""The targets of products of NVIDIA's library; the last of several results is memory to work in."""
 _READ_IN_PART = ("dynamic-slice", "slice", "gather")
 _UPDATE = {"dynamic-update-slice": 1, "scatter": 2}
 """Operations that change a part of their first operand: the number of the operand with the part."""
@@ -114,7 +116,7 @@ def product_flops(program: Program, computation: str, each: Instruction) -> floa
         return 0.0
     if each.opcode == "dot":
         summed = _axes(r"lhs_contracting_dims=\{([\d,]*)\}", each.text)
-    elif each.target.startswith("__cublas$"):  # NVIDIA's library, which XLA calls for products
+    elif each.target.startswith(_CUBLAS):
         summed = _axes(r'"lhs_contracting_dimensions":\[([^\]]*)\]', each.text)
     elif each.opcode == "convolution":
         return _convolution_flops(each, operands)
@@ -190,8 +192,10 @@ def moved_bytes(program: Program, computation: str, each: Instruction) -> float:
 
     An operand is read in part where only slices of it are used, also of a converted or otherwise
     element-wise changed one. A result is written in part where it is an operand with a new slice.
+    The memory that a product of cuBLAS may work in is no result.
     """
-    results = sum(shape.bytes for shape in each.shapes)
+    has_memory = each.target.startswith(_CUBLAS) and len(each.shapes) > 1
+    results = sum(shape.bytes for shape in (each.shapes[:-1] if has_memory else each.shapes))
     if each.opcode in _READ_IN_PART:
         return 2.0 * results
     operands = program.operand_shapes(computation, each)
