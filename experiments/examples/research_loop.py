@@ -7,6 +7,7 @@ models in turn, to sample within training, to choose batches by the loss.
 
 import argparse
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +41,17 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
     text = Path(options.text).read_text(encoding="utf-8")
     tokenizer = train_characters([text])
     cut = len(text) * 9 // 10
-    train, held_out = (
-        Tokens.from_lists([tokenizer.encode(part)]) for part in (text[:cut], text[cut:])
+    train = Tokens.from_lists([tokenizer.encode(text[:cut])])
+    held_out = Tokens.from_lists([tokenizer.encode(text[cut:])])
+    stream = jf.Stream(
+        train,
+        batch_size=options.batch_size,
+        seq_len=options.length,
+        seed=options.seed,
+        isolate_documents=False,
     )
-    shape: Any = {"batch_size": options.batch_size, "seq_len": options.length}
-    stream = jf.Stream(train, seed=options.seed, isolate_documents=False, **shape)
 
-    # Model, loss and optimizer.
+    # Model and optimizer.
     model = jf.DecoderOnly(
         jf.TransformerConfig(
             vocab_size=tokenizer.vocab_size,
@@ -58,19 +63,24 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             dropout_rate=options.dropout_rate,
         )
     )
-    loss = jf.causal_loss(model)
     rate = optax.warmup_cosine_decay_schedule(
         0.0, options.learning_rate, options.steps // 10, options.steps
     )
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adamw(rate))
     key = jax.random.key(options.seed)
 
-    @jax.jit
-    def update(state: dict[str, Any], batch: jf.StreamBatch, key: jax.Array) -> tuple:
+    def first_state(model: jf.DecoderOnly, key: jax.Array) -> dict[str, Any]:
+        params = jax.jit(model.init)(key, stream.batch(0).tokens[:, :-1])["params"]
+        return {"params": params, "opt_state": optimizer.init(params)}
+
+    @partial(jax.jit, static_argnames="model")
+    def update(
+        model: jf.DecoderOnly, state: dict[str, Any], batch: jf.StreamBatch, key: jax.Array
+    ) -> tuple[dict[str, Any], jax.Array]:
         """The next state, and the mean loss in nats before the update; `key` is dropout's."""
 
         def mean_loss(params: Any) -> jax.Array:
-            nats, count = loss(params, batch, key)[:2]
+            nats, count = jf.causal_loss(model)(params, batch, key)[:2]
             return nats / count
 
         value, gradient = jax.value_and_grad(mean_loss)(state["params"])
@@ -78,20 +88,27 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
         params = optax.apply_updates(state["params"], change)
         return {"params": params, "opt_state": opt_state}, value
 
-    measure = jax.jit(lambda params, batch: loss(params, batch, None)[:2])
+    @partial(jax.jit, static_argnames="model")
+    def measure(
+        model: jf.DecoderOnly, params: Any, batch: jf.StreamBatch
+    ) -> tuple[jax.Array, jax.Array]:
+        """The loss of `batch` in nats, without dropout, and the number of its tokens."""
+        nats, count = jf.causal_loss(model)(params, batch, None)[:2]
+        return nats, count
 
-    def evaluate(params: Any) -> float:
+    def evaluate(model: jf.DecoderOnly, params: Any) -> float:
         """The mean loss of the held-out text."""
-        batches = iterate_once(held_out, isolate_documents=False, **shape)
-        sums = [measure(params, batch) for batch in batches]
+        batches = iterate_once(
+            held_out,
+            batch_size=options.batch_size,
+            seq_len=options.length,
+            isolate_documents=False,
+        )
+        sums = [measure(model, params, batch) for batch in batches]
         return float(sum(nats for nats, _ in sums) / sum(count for _, count in sums))
 
-    def first_state(key: jax.Array) -> dict[str, Any]:
-        params = jax.jit(model.init)(key, stream.batch(0).tokens[:, :-1])["params"]
-        return {"params": params, "opt_state": optimizer.init(params)}
-
     # The loop.
-    state = first_state(key)
+    state = first_state(model, key)
     log = folder / "losses.jsonl"
     with jf.Checkpoints(folder / "checkpoints") as checkpoints:
         start = checkpoints.newest_step() or 0
@@ -101,9 +118,10 @@ def main(args: list[str] | None = None) -> dict[str, Any]:
             lines = [x for x in log.read_text().splitlines() if json.loads(x)["step"] <= start]
             log.write_text("".join(f"{line}\n" for line in lines))
         for step in range(start, options.steps):
-            state, value = update(state, stream.batch(step), jax.random.fold_in(key, step))
+            batch = stream.batch(step)
+            state, value = update(model, state, batch, jax.random.fold_in(key, step))
             if (step + 1) % options.save_every == 0 or step + 1 == options.steps:
-                scores = {"loss": float(value), "held_out": evaluate(state["params"])}
+                scores = {"loss": float(value), "held_out": evaluate(model, state["params"])}
                 with log.open("a") as file:
                     file.write(json.dumps({"step": step + 1, **scores}) + "\n")
                 print(f"step {step + 1:5}  {scores}", flush=True)

@@ -127,10 +127,9 @@ def _user_scores(loaded: Loaded, text: Encoded, likelihood: Likelihood) -> dict[
     batches = objective.iterate_labelled(
         text.tokens, loaded.require_tokenizer(), config, config.data.seq_len
     )
-    chunk = config.training.loss_chunk
-    of_loss = metric_inputs.user_loss_metrics(loaded, batches, loss_chunk=chunk)
+    loss = metric_inputs.user_loss_metrics(loaded, batches)
     metrics = user_metrics(loaded, text, likelihood)
-    return of_loss | {f"validation_{name}": value for name, value in metrics.items()}
+    return loss | {f"validation_{name}": value for name, value in metrics.items()}
 
 
 def known_scores(config: LanguageConfig) -> tuple[str, ...]:

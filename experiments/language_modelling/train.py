@@ -45,8 +45,7 @@ def make_step(
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     objective = objective_of(config)
-    make_loss = training.build_loss(config.training, objective.loss)
-    loss = make_loss(model, loss_chunk=config.training.loss_chunk)
+    loss = training.build_loss(config.training, objective.loss)(model)
     return training.gradient_step(config, model, loss, objective.inputs(batch), devices)
 
 

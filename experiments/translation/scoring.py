@@ -203,10 +203,13 @@ def losses(loaded: Loaded, text: Text) -> dict[str, float]:
     batches = _batches(loaded, text)
     if not batches:
         return {}
-    options = {"pad": loaded.config.translation.pad, "loss_chunk": training.loss_chunk}
-    sums = held_out_loss.loss_sums(seq2seq_loss, loaded, batches, **options)
-    smoothed = options | {"label_smoothing": training.label_smoothing}
-    custom = metric_inputs.user_loss_metrics(loaded, batches, **smoothed)
+    pad = loaded.config.translation.pad
+    sums = held_out_loss.loss_sums(
+        seq2seq_loss, loaded, batches, pad=pad, loss_chunk=training.loss_chunk
+    )
+    custom = metric_inputs.user_loss_metrics(
+        loaded, batches, label_smoothing=training.label_smoothing, arguments={"pad": pad}
+    )
     return {"validation_loss": sums["loss"] / sums["tokens"], **custom}
 
 

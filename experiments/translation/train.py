@@ -40,12 +40,8 @@ def make_step(
 ) -> training.InitAndStep:
     """The function that makes the first state, and the compiled step on batches like `batch`."""
     options = config.training
-    loss = training.build_loss(options, seq2seq_loss)(
-        model,
-        pad=config.translation.pad,
-        label_smoothing=options.label_smoothing,
-        loss_chunk=options.loss_chunk,
-    )
+    make_loss = training.build_loss(options, seq2seq_loss, label_smoothing=options.label_smoothing)
+    loss = make_loss(model, pad=config.translation.pad)
     inputs = batch.source, batch.target[:, :-1]
     return training.gradient_step(config, model, loss, inputs, devices)
 

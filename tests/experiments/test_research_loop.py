@@ -11,27 +11,34 @@ import pytest
 
 import jaxformer as jf
 from experiments.examples import research_loop
+from tests.documents import blocks
 
 pytestmark = pytest.mark.long
 
 TEXT = "sun moon star rain. " * 101
 SIZES = "--steps 7 --save_every 3 --batch_size 5 --length 19 --d_model 12 --layers 1".split()
-TWO_MODELS = {
-    "    state = first_state(key)\n": (
-        "    state = {name: first_state(jax.random.key(n)) for n, name in enumerate('ab')}\n"
-    ),
-    "state, value = update(state, ": (
-        "turn = 'ab'[step % 2]\n            state[turn], value = update(state[turn], "
-    ),
-    "evaluate(state['params'])": "evaluate(state[turn]['params'])",
-    "state['params'], tokenizer": "state['a']['params'], tokenizer",
-}
-"""What a person changes in the file to train two models in turn: text -> text."""
+
+
+def edits_of(diff: str) -> dict[str, str]:
+    """The edits of a diff without context, text -> text: hunks are apart by an empty line."""
+    edits = {}
+    for hunk in diff.split("\n\n"):
+        lines = hunk.splitlines()
+        before = [line[1:] + "\n" for line in lines if line.startswith("-")]
+        after = [line[1:] + "\n" for line in lines if line.startswith("+")]
+        assert len(before) + len(after) == len(lines), hunk
+        edits["".join(before)] = "".join(after)
+    return edits
+
+
+(_GUIDE,) = blocks("experiments/guides/own_parts.md", "diff")
+TWO_MODELS = edits_of(_GUIDE.code)
+"""The change for two models in turn, as the guide shows it."""
 
 
 def copy(edits: dict[str, str]) -> ModuleType:
     """The example with `edits`, each of which it holds once."""
-    text = Path(research_loop.__file__).read_text(encoding="utf-8").replace('"params"', "'params'")
+    text = Path(research_loop.__file__).read_text(encoding="utf-8")
     for before, after in edits.items():
         assert text.count(before) == 1, before
         text = text.replace(before, after)
@@ -81,9 +88,12 @@ def test_two_models_in_turn_are_those_that_each_learns_from_every_other_batch(te
     args = [text, "--folder", str(tmp_path / "run"), *SIZES, "--dropout_rate", "0"]
     state = copy(TWO_MODELS).main(args)
     counts = {name: int(x["opt_state"][1][0].count) for name, x in state.items()}
-    assert counts == {"a": 4, "b": 3}
-    tables = [state[name]["params"]["embedding"]["table"] for name in "ab"]
-    assert np.abs(np.asarray(tables[0]) - np.asarray(tables[1])).max() > 0.1
+    assert counts == {"small": 4, "large": 3}
+    depths = {
+        name: sum(key.startswith("blocks") for key in x["params"]["decoder"])
+        for name, x in state.items()
+    }
+    assert depths == {"small": 1, "large": 2}
 
 
 def test_a_text_is_learned(text, tmp_path):

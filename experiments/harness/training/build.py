@@ -4,7 +4,6 @@ Everything that needs a run's model calls `build_model`, so that a run is valida
 sampled, planned, fine-tuned and exported with what it was trained with.
 """
 
-import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -19,8 +18,9 @@ from jaxtyping import Float
 
 from experiments.harness.runs import distributed
 from experiments.harness.runs.loggers import Logger
-from experiments.harness.training.experiment_config import ExperimentConfig
+from experiments.harness.training.experiment_config import ConfigWithBatches, ExperimentConfig
 from experiments.harness.training.first_contact import AutoAttention, FirstContact
+from experiments.harness.training.loss_options import nonzero_options
 from experiments.harness.training.training_config import (
     LoraOptions,
     OptimizerConfig,
@@ -65,7 +65,7 @@ def build_loggers(
     return made
 
 
-def build_batches(config: ExperimentConfig, prepared: Any) -> Batches:
+def build_batches(config: ConfigWithBatches, prepared: Any) -> Batches:
     """The batches that `config.data` names, made of (config, prepared), or `prepared`'s."""
     name = config.data.batches
     return import_by_name(name, "batches")(config, prepared) if name else prepared.batches
@@ -95,22 +95,22 @@ def build_attention(training: TrainingConfig, contact: FirstContact | None = Non
     return ATTENTION_FNS[name] if name in ATTENTION_FNS else import_by_name(name, "attention_fn")
 
 
-def build_loss(training: TrainingConfig, default: Callable[..., Loss]) -> Callable[..., Loss]:
+def build_loss(
+    training: TrainingConfig, default: Callable[..., Loss], *, label_smoothing: float = 0.0
+) -> Callable[..., Loss]:
     """The function that makes the loss of a model: the one that `training` names, or `default`.
 
-    It gets `z_loss` and `balance` where they are not 0. Raises `ConfigError` for one that takes no
-    such argument.
+    It gets `loss_chunk`, `z_loss`, `balance` and `label_smoothing` where they are not 0. Raises
+    `ConfigError` for one that takes no such argument.
     """
     make_loss = import_by_name(training.loss, "loss") if training.loss else default
-    weights = {"z_loss": training.z_loss, "balance": training.balance}
-    options = {name: weight for name, weight in weights.items() if weight}
-    for option in options.keys() - inspect.signature(make_loss).parameters.keys():
-        name = getattr(make_loss, "func", make_loss).__name__  # of a partial
-        raise ConfigError(
-            f"{option}={options[option]} was given, but the loss {name} has no argument {option}: "
-            f"leave out training.{option}, or use another loss"
-        )
-    return partial(make_loss, **options)
+    options = {
+        "loss_chunk": training.loss_chunk,
+        "z_loss": training.z_loss,
+        "balance": training.balance,
+        "label_smoothing": label_smoothing,
+    }
+    return partial(make_loss, **nonzero_options(make_loss, options))
 
 
 def build_trained(

@@ -13,15 +13,6 @@ if TYPE_CHECKING:
     )
 
 
-class BatchOptions(Protocol):
-    """The options of the data that the harness reads."""
-
-    @property
-    def batches(self) -> str:
-        """Batches of the user's own as package.module:name, or empty."""
-        ...
-
-
 class ExperimentConfig(ProcessChoice, Protocol):
     """A frozen dataclass: the fields of `RunConfig`, and five that each experiment defines."""
 
@@ -39,8 +30,8 @@ class ExperimentConfig(ProcessChoice, Protocol):
         ...
 
     @property
-    def data(self) -> BatchOptions:
-        """The text and its batches."""
+    def data(self) -> object:
+        """The text and its batches, with the fields of the experiment."""
         ...
 
     @property
@@ -90,4 +81,22 @@ class ExperimentConfig(ProcessChoice, Protocol):
 
     def free_fields(self) -> list[str]:
         """Dotted names of the fields that may differ when the run is resumed."""
+        ...
+
+
+class BatchOptions(Protocol):
+    """The options of data whose batches may be the user's own."""
+
+    @property
+    def batches(self) -> str:
+        """Batches of the user's own as package.module:name, or empty."""
+        ...
+
+
+class ConfigWithBatches(ExperimentConfig, Protocol):
+    """The configuration of an experiment whose batches may be the user's own."""
+
+    @property
+    def data(self) -> BatchOptions:
+        """The text and its batches."""
         ...

@@ -4,9 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments.harness.training.held_out_loss import loss_sums
-from experiments.harness.training.training_config import (
-    TrainingConfig,
-)
+from experiments.harness.training.loss_options import nonzero_options
+from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.config import import_by_name
 from jaxformer.errors import ConfigError
 from jaxformer.pretrained import Loaded
@@ -45,15 +44,25 @@ def user_metrics(training: TrainingConfig, evaluation: MetricInputs) -> dict[str
     return found
 
 
-def user_loss_metrics(loaded: Loaded, batches: Iterable[Any], **options: Any) -> dict[str, float]:
+def user_loss_metrics(
+    loaded: Loaded,
+    batches: Iterable[Any],
+    *,
+    label_smoothing: float = 0.0,
+    arguments: Mapping[str, Any] | None = None,
+) -> dict[str, float]:
     """Your own loss of held-out `batches`, per token; {} for the experiment's own loss.
 
-    `validation_custom_loss`, and `validation_NAME` for each auxiliary sum NAME.
+    `validation_custom_loss`, and `validation_NAME` for each auxiliary sum NAME. Every
+    loss of the experiment is made with `arguments`, such as `pad`.
     """
-    name = loaded.config.training.loss
-    if not name:
+    training = loaded.config.training
+    if not training.loss:
         return {}
-    sums = loss_sums(import_by_name(name, "loss"), loaded, batches, **options)
+    make_loss = import_by_name(training.loss, "loss")
+    options = {"loss_chunk": training.loss_chunk, "label_smoothing": label_smoothing}
+    options = nonzero_options(make_loss, options)
+    sums = loss_sums(make_loss, loaded, batches, **(arguments or {}), **options)
     tokens = max(sums.pop("tokens"), 1.0)
     sums["custom_loss"] = sums.pop("loss")
     return {f"validation_{name}": value / tokens for name, value in sums.items()}

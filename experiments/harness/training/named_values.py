@@ -53,8 +53,11 @@ def with_values(config: C, **values: Any) -> C:
 def check_named_values(config: ExperimentConfig) -> None:
     """Raises `ConfigError` unless each name in the run's `config` leads to a value."""
     for argument, path in {**VALUES, "loggers": "training.loggers"}.items():
-        stored = attrgetter(path)(config)
+        if argument in ("dataset", "tokenizer"):  # names among files; read with them
+            continue
+        group, _, field = path.partition(".")
+        stored = getattr(getattr(config, group), field, "")  # an experiment may lack the option
         for name in stored if isinstance(stored, tuple) else (stored,):
             needed = is_import_name(name) if argument in _BUILT_IN else bool(name)
-            if needed and argument not in ("dataset", "tokenizer"):
+            if needed:
                 import_by_name(name, argument)
