@@ -81,8 +81,12 @@ class PlotOptions(Checked):
     runs: tuple[str, ...] = ()
     """Folders of runs, or folders with runs below them, as of a sweep."""
     metrics: tuple[str, ...] = (
-        *("loss", "validation_loss", "validation_bleu"),
-        *("learning_rate", "grad_norm", "tokens_per_second"),
+        "loss",
+        "validation_loss",
+        "validation_bleu",
+        "learning_rate",
+        "grad_norm",
+        "tokens_per_second",
     )
     """Names in metrics.jsonl; a name that no run has is left out."""
     output: str = "curves.svg"

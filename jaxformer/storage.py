@@ -26,7 +26,7 @@ from jaxformer.errors import ConfigError, DataError
 Json = TypeVar("Json", dict[str, Any], list[Any])
 
 _CHUNK = 1 << 20
-# Loggers that report what is also raised, and that they find no credentials before they look on.
+# Loggers that repeat what is raised anyway, or report each place without credentials that they try.
 _NOISY = ("gcsfs", "google.auth._default", "google.auth.compute_engine._metadata")
 _CHANGES = {
     "pipe_file": "written",
@@ -35,9 +35,11 @@ _CHANGES = {
     "rm_file": "removed",
     "rm": "removed",
 }
+"""Methods of fsspec that change a file -> what they do to it, for messages; all others read it."""
 _NOT_FLUSHED = (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
-"""Errors of fsync on file systems that do not have it, for folders or at all."""
+"""Errors of fsync on a file system that lacks it, for folders or for all files."""
 _REFUSALS = ("forbidden", "denied", "permission", "credential", "401", "403")
+"""Words in the message of a bucket that does not allow a request."""
 
 
 def to_path(name: str | os.PathLike[str]) -> Path:
@@ -81,8 +83,8 @@ def is_in_bucket(path: Path) -> bool:
 class BucketPath(PurePosixPath):
     """A path in a bucket, gs://bucket/path. A file is replaced whole; folders need not be made.
 
-    It has what is used of a `Path`. Those of `etils.epath`, which orbax takes by their names, say
-    that a folder is not there when the bucket cannot be reached.
+    It has the methods of `Path` that jaxformer uses. `etils.epath` is not used for them: its paths
+    say that a folder does not exist when the bucket cannot be reached.
     """
 
     def __str__(self) -> str:
@@ -153,8 +155,11 @@ class BucketPath(PurePosixPath):
 
     def unlink(self, missing_ok: bool = False) -> None:
         """Removes a file."""
-        with suppress(*[FileNotFoundError] * missing_ok):
+        try:
             self.request("rm_file", str(self))
+        except FileNotFoundError:
+            if not missing_ok:
+                raise
 
     def mkdir(self, *_: Any, **__: Any) -> None:
         """No-op: a folder is there when it has a file."""
@@ -197,14 +202,14 @@ class BucketPath(PurePosixPath):
 
 
 def _explained(error: Exception, path: BucketPath, use: str) -> OSError:
-    """The error of a request by which `path` was to be written, removed or read."""
+    """The error of a request to `path`; `use` is "written", "removed" or "read"."""
     advice = "check the network, or try again later"
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, FileNotFoundError):
         bucket = path.parts[1]
         if use != "written":
-            absent = f"No such file, or no bucket {bucket!r}: correct the name"
-            return FileNotFoundError(errno.ENOENT, absent, str(path))
+            message = f"No such file, or no bucket {bucket!r}: correct the name"
+            return FileNotFoundError(errno.ENOENT, message, str(path))
         advice = f"create the bucket {bucket!r}, or correct its name"
     elif any(word in f"{type(error).__name__} {reason}".lower() for word in _REFUSALS):
         advice = f"use credentials that allow it to be {use}"
@@ -271,7 +276,7 @@ def read_json(path: Path, kind: type[Json] = dict, default: Any = None) -> Json:
 
 
 def remove(path: Path) -> None:
-    """Removes a file, which may be missing, before anything that is changed later."""
+    """Removes a file, which may be missing; on disk it is gone before any later change is made."""
     path.unlink(missing_ok=True)
     if not is_in_bucket(path):
         _sync(path.parent)
@@ -292,7 +297,7 @@ def modified(path: Path) -> float:
 
 
 def lengths(folder: Path) -> dict[str, int]:
-    """Length in bytes of each file under `folder`, by its name there, sorted."""
+    """Length in bytes of each file under `folder`, by its path relative to it, sorted."""
     files = {}
     if isinstance(folder, BucketPath):
         root = f"{folder}/".partition("://")[2]
@@ -327,7 +332,8 @@ def length_and_sum(path: Path) -> tuple[int, int]:
     try:
         with path.open("rb") as file:
             while chunk := file.read(_CHUNK):
-                length, crc = length + len(chunk), zlib.crc32(chunk, crc)
+                length += len(chunk)
+                crc = zlib.crc32(chunk, crc)
     except Exception as error:
         if isinstance(path, BucketPath):
             raise _explained(error, path, "read") from error

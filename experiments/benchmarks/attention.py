@@ -51,7 +51,7 @@ class Shape(Checked):
         return [rng.standard_normal(size, np.float32) for _ in range(3)]
 
     def flops(self) -> int:
-        """The FLOPs: 2 products forward and 5 backward, to the keys that are seen."""
+        """The FLOPs of causal attention: 2 products forward, 5 backward, of each visible key."""
         pairs = self.batch_size * self.num_heads * self.seq_len * (self.seq_len + 1) // 2
         return 7 * 2 * pairs * self.head_dim
 
@@ -69,17 +69,19 @@ class AttentionOptions(TimingConfig):
     seq_lens: tuple[int, ...] = (1_024, 2_048, 4_096, 8_192)
     """Numbers of tokens T; each has a table of its own and replaces `shape.seq_len`."""
     tokens: Natural = 0
-    """Tokens of all sequences, whose number replaces `shape.batch_size`; 0: as `shape` says."""
+    """Tokens of a batch, T of them a sequence; 0: `shape.batch_size` sequences."""
     shape: Shape = Shape()
     """The shape of queries, keys and values."""
 
     def shapes(self) -> list[Shape]:
         """The shape of each table."""
-        size, tokens = self.shape.batch_size, self.tokens
-        return [
-            replace(self.shape, seq_len=length, batch_size=tokens // length if tokens else size)
-            for length in self.seq_lens
-        ]
+        shapes = []
+        for length in self.seq_lens:
+            batch_size = self.shape.batch_size
+            if self.tokens:
+                batch_size = self.tokens // length
+            shapes.append(replace(self.shape, seq_len=length, batch_size=batch_size))
+        return shapes
 
 
 large_blocks = partial(blockwise, block=1_024)
@@ -90,7 +92,10 @@ PRESETS = {
     "gpu": AttentionOptions(
         name="attention_gpu",
         attention_fns=(
-            *("cudnn", "gpu_flash", "reference", "blockwise"),
+            "cudnn",
+            "gpu_flash",
+            "reference",
+            "blockwise",
             "experiments.benchmarks.attention:large_blocks",
         ),
         seq_lens=tuple(2**n for n in range(10, 16)),
@@ -100,6 +105,7 @@ PRESETS = {
     ),
 }
 PEER = "PyTorch SDPA"
+"""The name of PyTorch's `scaled_dot_product_attention` in the tables."""
 
 
 def main(options: AttentionOptions) -> None:
@@ -120,7 +126,7 @@ def find_attention(name: str) -> AttentionFn:
 
 
 def jax_attention(name: str, shape: Shape) -> Case:
-    """The attention function `name`.
+    """The loss and the gradient of q, k and v by the attention function `name`.
 
     Raises `ConfigError` where the function does not support the shape or the device.
     """
@@ -146,7 +152,10 @@ def jax_attention(name: str, shape: Shape) -> Case:
 
 
 def torch_attention(shape: Shape) -> Case:
-    """PyTorch's attention, with the backend that PyTorch chooses, on a GPU if it sees one."""
+    """The gradient of q, k and v by PyTorch's attention, on a GPU if it sees one.
+
+    PyTorch chooses the backend.
+    """
     torch = load_torch()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = getattr(torch, shape.dtype)

@@ -34,8 +34,14 @@ from jaxformer.records import write_json
 from jaxformer.runtime import concurrency, concurrently, cpu_count
 
 _PACKAGES = (
-    *("jax", "jaxlib", "flax", "torch", "transformers", "ctranslate2"),
-    *("jax-cuda13-plugin", "nvidia-cudnn-cu13"),
+    "jax",
+    "jaxlib",
+    "flax",
+    "torch",
+    "transformers",
+    "ctranslate2",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu13",
 )
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 
@@ -85,24 +84,30 @@ def main(args: list[str] | None = None) -> float:
 
     # Loop.
     params = model.init(jax.random.key(options.seed), batch_of(train)[:, :-1])["params"]
-    state, start = optimizer.init(params), time.time()
+    state = optimizer.init(params)
+    start = time.time()
     print(f"{len(text):,} characters, {sum(x.size for x in jax.tree.leaves(params)):,} parameters")
     for count in range(1, options.steps + 1):
         params, state, value = step(params, state, batch_of(train))
         if count % 50 == 0 or count == options.steps:
             print(f"step {count:4}  loss {value:.3f}  {time.time() - start:.0f} s", flush=True)
 
-    # Score and sample: each new character is drawn given the last `length` ones.
-    measured = jnp.mean(jnp.array([jax.jit(loss)(params, batch_of(held_out)) for _ in range(10)]))
+    # Score: the mean of ten batches of held-out text.
+    measure = jax.jit(loss)
+    held_out_loss = float(np.mean([measure(params, batch_of(held_out)) for _ in range(10)]))
+    print(f"held-out loss {held_out_loss:.3f}\n")
+
+    # Sample: each new character is drawn given the last `length` ones.
     logits_of = jax.jit(lambda params, ids: model.apply({"params": params}, ids))
-    key, generated = jax.random.key(options.seed), train[: options.length]
+    key = jax.random.key(options.seed)
+    generated = train[: options.length]
     for count in range(options.characters):
-        window = generated[None, -options.length :]
-        logits = logits_of(params, window)[0, -1] / options.temperature
+        window = generated[None, -options.length :]  # [1, T]
+        logits = logits_of(params, window)[0, -1] / options.temperature  # [V]
         new = jax.random.categorical(jax.random.fold_in(key, count), logits)
         generated = np.append(generated, np.int32(new))
-    print(f"held-out loss {measured:.3f}\n\n{''.join(alphabet[i] for i in generated)}")
-    return float(measured)
+    print("".join(alphabet[i] for i in generated))
+    return held_out_loss
 
 
 if __name__ == "__main__":

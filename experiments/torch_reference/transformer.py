@@ -18,9 +18,19 @@ from jaxformer.text.data import PairBatch
 from jaxformer.text.tokenizers import PAD
 
 _FREE = (
-    *("vocab_size", "d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers"),
-    *("max_len", "dropout_rate", "attention.dropout_rate", "feed_forward.dropout_rate"),
-    *("feed_forward.activation", "norm.eps", "use_bias"),
+    "vocab_size",
+    "d_model",
+    "d_ff",
+    "num_heads",
+    "num_encoder_layers",
+    "num_decoder_layers",
+    "max_len",
+    "dropout_rate",
+    "attention.dropout_rate",
+    "feed_forward.dropout_rate",
+    "feed_forward.activation",
+    "norm.eps",
+    "use_bias",
 )
 """The choices that the reference models offer."""
 

@@ -33,7 +33,10 @@ def weight_map_of(config: TransformerConfig) -> list[Entry]:
     for stack, layers in stacks:
         for number in range(layers):
             scope, prefix = f"{stack}/blocks_{number}", f"{stack}.layers.{number}"
-            for name in ("attention", "cross_attention")[: 2 if stack == "decoder" else 1]:
+            attentions = ["attention"]
+            if stack == "decoder":
+                attentions.append("cross_attention")
+            for name in attentions:
                 parts = {part: part for part in ("query", "key", "value", "out")}
                 entries += maps.layers(f"{scope}/{name}", f"{prefix}.{name}", parts, bias)
                 entries += maps.norm(f"{scope}/{name}_norm", f"{prefix}.{name}_residual.norm", bias)

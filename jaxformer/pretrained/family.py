@@ -34,9 +34,10 @@ def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 
 
 class Family(NamedTuple):
-    """All that reads and writes the folders of a `model_type`.
+    """The rules by which the folders of a `model_type` are read and written.
 
-    Tensors have the names that they have in a model with a head.
+    Names of tensors are those of a model with a head: `head_prefixes` and `prefix` say how the
+    names of a model without one differ.
     """
 
     model_type: str
@@ -50,9 +51,9 @@ class Family(NamedTuple):
     weight_map: Callable[[ModelSpec, Mapping[str, Any]], WeightMap]
     """A spec and config.json -> the entries of its weight map."""
     prefix: str
-    """The beginning of tensor names; the names of a model without a head lack it."""
+    """The first part of tensors' names, such as "bert."; a model without a head lacks it."""
     head_prefixes: tuple[str, ...]
-    """The beginnings of names of tensors of heads, which never have `prefix`."""
+    """The first parts of the names of heads' tensors, such as "lm_head."; these lack `prefix`."""
     adapt: Callable[[ModelSpec, Collection[str]], ModelSpec] = identity
     """A spec and the names of a folder's tensors -> the spec of what the folder stores."""
     renamed_endings: Mapping[str, str] = {}
@@ -62,12 +63,12 @@ class Family(NamedTuple):
     unused_tensors: Mapping[Kind, str] = {}
     """Regular expressions for names of tensors that a kind of model has no use for."""
     aliases: Mapping[str, str] = {}
-    """Second names of keys of config.json and their first ones; where both are given, the second
-    name counts, as in `transformers`."""
+    """Alias -> name of keys of config.json; where both are given the alias counts, as in
+    `transformers`."""
     ignored_keys: frozenset[str] = frozenset()
     """Keys of config.json that do not change what the model computes."""
     inputs_first: str = r"(?!)"
-    """A regular expression for names of weights that are stored as [in, out]: those of Conv1D."""
+    """A regular expression for names of weights that are stored as [in, out]: Conv1D layers."""
     classifier_tensors: tuple[str, ...] = ()
     """The tensors of classifiers whose first axis is the classes."""
 
@@ -80,7 +81,10 @@ def read_config(family: Family, hf: Mapping[str, Any]) -> TransformerConfig:
     for name in _REFUSED_KEYS:
         if hf.get(name):
             raise ConfigError(f"{name}={as_text(hf[name])} is not supported: it changes the model")
-    hf = {**hf, **{first: hf[second] for second, first in family.aliases.items() if second in hf}}
+    hf = dict(hf)
+    for alias, name in family.aliases.items():
+        if alias in hf:
+            hf[name] = hf[alias]
     known = {name for key in family.keys for name in key.names}
     known |= {*family.aliases, *family.ignored_keys, *_IGNORED_KEYS, *_REFUSED_KEYS}
     warn_ignored((name for name in hf.keys() - known if hf[name]), family.model_type)
@@ -96,19 +100,22 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
 
     Raises `ConfigError`, naming them, for fields that the family does not support.
     """
-    names = [name for name, kind in family.architectures.items() if kind == spec.kind]
-    if not names:
+    classes = [name for name, kind in family.architectures.items() if kind == spec.kind]
+    if not classes:
         raise ConfigError(f"it has no {spec.kind.replace('_', ' ')}")
-    positions, scheme = spec.config.positions, family.constants["positions"]
+    positions = spec.config.positions
+    scheme = family.constants["positions"]
     if type(positions) is not type(scheme):
         raise ConfigError(f"positions={positions}, but it has {scheme}")
-    hf: dict[str, Any] = {"architectures": names[:1], "model_type": family.model_type}
+    hf: dict[str, Any] = {"architectures": classes[:1], "model_type": family.model_type}
     for key in family.keys:
         hf |= key.write(spec.config)
     read = ModelSpec(spec.kind, read_config(family, hf), spec.classes)
     written = {entry.names[0] for entry in family.weight_map(spec, hf) if entry.names}
     read = family.adapt(read, written)
-    wanted, offered = spec.effective_fields(), read.effective_fields()
+    # What is written must mean the same when it is read again.
+    wanted = spec.effective_fields()
+    offered = read.effective_fields()
     wrong = [
         f"{name}={wanted[name]!r}, but it has {offered.get(name)!r}"
         for name in wanted
@@ -119,7 +126,7 @@ def write_config(family: Family, spec: ModelSpec) -> dict[str, Any]:
     return hf
 
 
-# What programs put before all names of tensors when they save a wrapped model, and what to save.
+# The first part of all tensors' names of a wrapped model -> the wrapper, and what to save instead.
 _WRAPPERS = {
     "_orig_mod.": "torch.compile; save model._orig_mod",
     "module.": "DataParallel and DistributedDataParallel; save model.module",
@@ -148,11 +155,11 @@ def canonical_names(family: Family, names: Iterable[str]) -> dict[str, str]:
     """
     names = list(names)
     refuse_wrapped(names)
-    bare = not any(name.startswith(family.prefix) for name in names)
+    has_no_head = not any(name.startswith(family.prefix) for name in names)
     stored_names: dict[str, str] = {}
     for name in names:
         canonical = _with_current_ending(family, name)
-        if bare and not canonical.startswith(family.head_prefixes):
+        if has_no_head and not canonical.startswith(family.head_prefixes):
             canonical = family.prefix + canonical
         if re.search(family.ignored_tensors, canonical):
             continue

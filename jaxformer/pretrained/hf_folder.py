@@ -150,8 +150,9 @@ class Tensors:
         elif (folder / _INDEX).exists():
             self._open_parts(folder)
         else:
-            is_of_torch = any(folder.glob("pytorch_model*.bin"))
-            cure = (not is_of_torch and foreign_files(folder)) or _TORCH_CURE
+            cure = _TORCH_CURE
+            if not any(folder.glob("pytorch_model*.bin")):
+                cure = foreign_files(folder) or _TORCH_CURE
             raise DataError(f"{folder} has neither {whole} nor {_INDEX}: {cure}")
 
     def read(self, name: str) -> Float[np.ndarray, "*shape"]:

@@ -5,7 +5,6 @@ import math
 import os
 import re
 import shutil
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -122,10 +121,11 @@ def save_pretrained(
         files["tokenizer_config.json"] = _tokenizer_config(tokenizer, spec)
         tokenizer = _with_template(tokenizer, spec)
     tensors = to_hf(weight_map, read)
-    if jax.process_index():
-        deque(tensors, 0)  # what lies on several processes is gathered by all of them
-    else:
+    if jax.process_index() == 0:
         _write_folder(path, {**kept.files, **files}, sizes, tensors, tokenizer)
+    else:
+        for _ in tensors:  # each is gathered by all processes that hold a part of it
+            pass
 
 
 # What a folder has beside its weights and config.json, and what of that is the tokenizer's.

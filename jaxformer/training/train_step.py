@@ -6,7 +6,7 @@ Sums over tokens are added up over the parts of a batch and over devices, and di
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -217,14 +217,16 @@ def loss_sums(
 ) -> tuple[Scalar, tuple[Scalar, Metrics]]:
     """(loss, (tokens, auxiliary)) that `loss` returns; `TypeError` for anything else."""
     returned = loss(params, batch, rng)
-    parts = returned if isinstance(returned, tuple) else ()
-    padded = (*parts, {}) if len(parts) == 2 else (*parts, None, None, None)[:3]
-    total, tokens, auxiliary = cast(tuple[Any, Any, Any], padded)
-    sums = [total, tokens, *(auxiliary.values() if isinstance(auxiliary, Mapping) else [None])]
-    is_valid = len(parts) <= 3
-    for value in sums:
-        is_scalar = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
-        is_valid &= is_scalar and jnp.ndim(value) == 0
+    total: Any = None
+    tokens: Any = None
+    auxiliary: Any = {}
+    if isinstance(returned, tuple) and len(returned) == 2:
+        total, tokens = returned
+    elif isinstance(returned, tuple) and len(returned) == 3:
+        total, tokens, auxiliary = returned
+    is_valid = isinstance(auxiliary, Mapping)
+    if is_valid:
+        is_valid = all(map(_is_scalar, (total, tokens, *auxiliary.values())))
     if not is_valid:
         shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", returned)
         raise TypeError(
@@ -239,6 +241,11 @@ def loss_sums(
             "step itself: use another name"
         )
     return total, (tokens, dict(auxiliary))
+
+
+def _is_scalar(value: Any) -> bool:
+    is_number = isinstance(value, jax.Array | np.ndarray | np.number | float | int)
+    return is_number and jnp.ndim(value) == 0
 
 
 def accumulate(

@@ -40,10 +40,10 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
     of its subclass; without such names all. Those in its `rare_options` are the last of their
     group. Raises `ConfigError` for an unknown group.
     """
-    kinds = {
-        name: kinds[name]
-        for name in sorted(kinds, key=getattr(config, "rare_options", ()).__contains__)
-    }
+    rare_options = getattr(config, "rare_options", ())
+    ordered = [name for name in kinds if name not in rare_options]
+    ordered += [name for name in kinds if name in rare_options]
+    kinds = {name: kinds[name] for name in ordered}
     groups = Counter(map(_group, kinds))
     if not topics and hasattr(config, "common_options"):
         return _short(config, kinds, groups)
@@ -52,11 +52,15 @@ def of(config: Any, kinds: Mapping[str, Any], topics: Sequence[str]) -> str:
             raise ConfigError(
                 f"--help {topic}: there is no such group: give all or one of {', '.join(groups)}"
             )
+    chosen = topics
+    if not topics or "all" in topics:
+        chosen = list(groups)
     text = ""
-    for group in groups if not topics or "all" in topics else topics:
+    for group in chosen:
         names = [name for name in kinds if _group(name) == group and has_setting(config, name)]
-        entries = "".join(_entry(config, kinds[name], name) for name in names)
-        text += f"{group}\n{entries}\n" if names else ""
+        if names:
+            entries = "".join(_entry(config, kinds[name], name) for name in names)
+            text += f"{group}\n{entries}\n"
     return text.removesuffix("\n")
 
 
@@ -103,13 +107,14 @@ def _short(config: Any, kinds: Mapping[str, Any], groups: Mapping[str, int]) -> 
     inherited = {field.name for field in dataclasses.fields(declaring)}
     names = [name for name in kinds if name.partition(".")[0] not in inherited]
     names += [name for name in config.common_options if name in kinds]
-    first, second = max(map(len, names)) + 2, 13
-    text = f"{'option':{first}}  {'default':{second}}\n"
+    name_width = max(map(len, names)) + len("--")
+    value_width = 13
+    text = f"{'option':{name_width}}  {'default':{value_width}}\n"
     for name in names:
-        value = _shortened(_value(config, kinds[name], name), second)
-        doc = doc_of(config, name).partition(". ")[0].removesuffix(".")
-        text += f"--{name:{first - 2}}  {value:{second}}  "
-        text += f"{_shortened(doc, _width() - first - second - 4)}\n"
+        value = _shortened(_value(config, kinds[name], name), value_width)
+        sentence = doc_of(config, name).partition(". ")[0].removesuffix(".")
+        text += f"{f'--{name}':{name_width}}  {value:{value_width}}  "
+        text += f"{_shortened(sentence, _width() - name_width - value_width - 4)}\n"
     counts = ", ".join(f"{group} ({count})" for group, count in groups.items())
     more = f"--help GROUP shows all options of a group: {counts}. --help all shows all of them."
     return f"{text}\n{_wrapped(more)}"
@@ -118,8 +123,14 @@ def _short(config: Any, kinds: Mapping[str, Any], groups: Mapping[str, int]) -> 
 def _entry(config: Any, kind: Any, name: str) -> str:
     """The option, its type, docstring and default."""
     parts = part_kinds(kind)
-    allowed = "|".join(parts) if parts else "" if kind is bool else shown(kind)
-    more = "; give it to see the options of another" if parts else ""
+    more = ""
+    if parts:
+        allowed = "|".join(parts)
+        more = "; give it to see the options of another"
+    elif kind is bool:
+        allowed = ""  # its name alone turns it on
+    else:
+        allowed = shown(kind)
     text = f"{doc_of(config, name)} (default: {_value(config, kind, name) or 'empty'}{more})"
     return _wrapped(f"--{name} {allowed}".strip()) + _wrapped(f"    {text}", "    ")
 
@@ -152,17 +163,20 @@ def _width() -> int:
 
 def suggestion(name: str, known: Sequence[str]) -> str:
     """The option to write instead of the unknown one `name`; names are without hyphens."""
-    if group := [option for option in known if option.startswith(f"{name}.")]:
+    group = [option for option in known if option.startswith(f"{name}.")]
+    if group:
         return f"it is a group of options, such as --{group[0]}; --help {name} lists them"
-    last = {option: option.rpartition(".")[2] for option in known}
+    last_words = {option: option.rpartition(".")[2] for option in known}
     word = name.rpartition(".")[2]
     words = (word, *_OTHER_NAMES.get(word, ()))
-    if same := [f"--{option}" for option in known if last[option] in words][:3]:
-        return f"use {' or '.join(same)}"
-    near = [x for x in last.values() if len(word) > 2 and word in x]
-    near += difflib.get_close_matches(word, last.values())
-    options = [
-        f"--{option}" for each in dict.fromkeys(near) for option in known if last[option] == each
-    ]
-    hint = f"did you mean {' or '.join(options[:3])}? " if options else ""
-    return f"{hint}--help all lists them"
+    same = [f"--{option}" for option in known if last_words[option] in words]
+    if same:
+        return f"use {' or '.join(same[:3])}"
+    near = [other for other in last_words.values() if len(word) > 2 and word in other]
+    near += difflib.get_close_matches(word, last_words.values())
+    options = []
+    for other in dict.fromkeys(near):
+        options += [f"--{option}" for option in known if last_words[option] == other]
+    if not options:
+        return "--help all lists them"
+    return f"did you mean {' or '.join(options[:3])}? --help all lists them"

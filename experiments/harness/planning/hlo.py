@@ -17,8 +17,11 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|true_computation|false_computation|branch_computations|called_computations)"
     r"=(\{[^}]*\}|%?[\w.-]+)"
 )
+_NUMBER = re.compile(r"\((\d+)\)")
 _BITS = {"pred": 8, "token": 0}
+"""Bits of the types whose names do not say them, as `f32` does."""
 _DEVICE_COUNTS = ("num_partitions", "replica_count")
+"""Numbers in a program's head whose product is the number of its devices."""
 
 
 class Shape(NamedTuple):
@@ -95,7 +98,10 @@ class Instruction(NamedTuple):
 
 
 class Executed(NamedTuple):
-    """An instruction that the device runs `times` a step, inside the loops of those names."""
+    """An instruction of `computation` that a device runs `times` a step.
+
+    `loops` are the names of the bodies of the loops around it, the outermost first.
+    """
 
     times: int
     loops: tuple[str, ...]
@@ -158,24 +164,29 @@ class Program:
                     yield from self._run(called, times, loops)
 
     def _trip_count(self, loop: Instruction) -> int | None:
-        """The known trip count, else a counter's from 0 to the bound of the condition."""
+        """How often the loop runs, as its text tells; None where it does not.
+
+        Either the text says it, or the condition is `counter < bound`, with a counter from 0.
+        """
         known = _first(r"known_trip_count\D*(\d+)", loop.text)
         if known:
             return int(known)
         condition = _first(r"condition=%?([\w.-]+)", loop.text)
         inside = list(self.computations.get(condition, ()))
-        inside += [fused for outer in inside[:] for _, fused in self.fused(outer)]
+        for outer in tuple(inside):
+            inside += [fused for _, fused in self.fused(outer)]
         compares = [each for each in inside if each.opcode == "compare"]
-        bounds = {
-            int(_first(r"^\((\d+)\)", each.text))
-            for each in inside
-            if each.opcode == "constant" and re.match(r"\(\d+\)", each.text)
-        }
-        if len(compares) == 1 == len(bounds) and "direction=LT" in compares[0].text:
-            counters = {_first(r"index=(\d+)", each.text) for each in inside} - {""}
-            step = self._step(loop.loop_body, int(counters.pop())) if len(counters) == 1 else 1
-            return -(-bounds.pop() // step)
-        return None
+        constants = [each.text for each in inside if each.opcode == "constant"]
+        bounds = {int(match[1]) for match in map(_NUMBER.match, constants) if match}
+        if len(compares) != 1 or len(bounds) != 1 or "direction=LT" not in compares[0].text:
+            return None
+        (bound,) = bounds
+        counters = {_first(r"index=(\d+)", each.text) for each in inside} - {""}
+        step = 1
+        if len(counters) == 1:
+            (counter,) = counters
+            step = self._step(loop.loop_body, int(counter))
+        return math.ceil(bound / step)
 
     def _step(self, body: str, counter: int) -> int:
         """The step by which a loop raises an element of its tuple; 1 where the text hides it.
@@ -184,12 +195,15 @@ class Program:
         """
         inside = {each.name: each for each in self.computations.get(body, ())}
         *_, root = inside.values()
-        after = inside.get(root.operands[counter]) if counter < len(root.operands) else None
-        if after is None or after.opcode != "add":
+        if counter >= len(root.operands):
             return 1
-        added = (inside[name] for name in after.operands if name in inside)
-        steps = [_first(r"^\((\d+)\)", each.text) for each in added if each.opcode == "constant"]
-        return max(int(steps[0] or 1), 1) if steps else 1
+        next_value = inside.get(root.operands[counter])
+        if next_value is None or next_value.opcode != "add":
+            return 1
+        for name in next_value.operands:
+            if name in inside and inside[name].opcode == "constant":
+                return max(int(_first(r"^\((\d+)\)", inside[name].text) or 1), 1)
+        return 1
 
 
 def group_size(text: str) -> int:

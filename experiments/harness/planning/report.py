@@ -94,10 +94,15 @@ def describe(program: PlannedProgram, accelerator: str, estimate: bool = False) 
     `estimate`: the CPU's compiler compiled it, so its memory is about the target's, and its
     instructions are not.
     """
-    free, title = ACCELERATORS[accelerator].usable_memory, program.name
-    fits = "fits" if program.memory <= free else "MAY NOT FIT" if estimate else "DOES NOT FIT"
+    free = ACCELERATORS[accelerator].usable_memory
+    if program.memory <= free:
+        fits = "fits"
+    elif estimate:
+        fits = "MAY NOT FIT"
+    else:
+        fits = "DOES NOT FIT"
     lines = [
-        f"{title:<19} {gigabytes(program.memory)} of {gigabytes(free)} that JAX may use on "
+        f"{program.name:<19} {gigabytes(program.memory)} of {gigabytes(free)} that JAX may use on "
         f"{accelerator}: {fits}"
     ]
     if program.shortage:

@@ -19,6 +19,7 @@ import jax
 from experiments.harness.training.chips import ACCELERATORS
 from jaxformer.distributed.mesh import Device
 from jaxformer.errors import ConfigError, MissingExtra
+from jaxformer.optional_dependencies import packages_of
 
 Compiler = Literal["cpu", "tpu", "cuda"]
 
@@ -91,21 +92,38 @@ class Target(NamedTuple):
 
 def parse_target(name: str) -> Target:
     """The target that `name` says; `ConfigError` for an unknown one."""
-    match = re.fullmatch(r"(?:(\d+)x)?([a-z]\w*?)(?:x(\d+)|:(\d+(?:x\d+)+))?", name)
-    slices, accelerator, number, topology = match.groups("") if match else ("", name, "", "")
-    known = accelerator in ACCELERATORS
-    is_tpu = accelerator in TPUS
-    if not known or (is_tpu and number) or (not is_tpu and topology) or (slices and not topology):
+    match = _TARGET.fullmatch(name)
+    if match is None or not _is_target(match):
         raise ConfigError(
             f"target={name!r} is unknown: give one of {', '.join(ACCELERATORS)}; several GPUs as "
             "h100x8, several chips of a TPU as v5e:4x4, slices of them as 2xv5e:4x4"
         )
-    count = math.prod(map(int, topology.split("x"))) if topology else int(number or 0)
-    count *= TPUS[accelerator].devices if topology else 1
-    count *= int(slices or 1)
-    if count == 0 and (topology or number):
+    accelerator = match["accelerator"]
+    topology = match["topology"] or ""
+    slices = int(match["slices"] or 1)
+    count = 0  # the name does not say a number
+    if topology:
+        chips = math.prod(map(int, topology.split("x")))
+        count = slices * chips * TPUS[accelerator].devices
+    elif match["gpus"]:
+        count = int(match["gpus"])
+    if count == 0 and (topology or match["gpus"]):
         raise ConfigError(f"target={name!r} has no devices: give at least one")
-    return Target(accelerator, count, topology, int(slices or 1))
+    return Target(accelerator, count, topology, slices)
+
+
+_TARGET = re.compile(
+    r"(?:(?P<slices>\d+)x)?(?P<accelerator>[a-z]\w*?)(?:x(?P<gpus>\d+)|:(?P<topology>\d+(?:x\d+)+))?"
+)
+
+
+def _is_target(match: re.Match[str]) -> bool:
+    """Whether the parts of a name fit together: only TPUs have a topology, only GPUs a number."""
+    if match["accelerator"] not in ACCELERATORS:
+        return False
+    if match["accelerator"] in TPUS:
+        return not match["gpus"] and (bool(match["topology"]) or not match["slices"])
+    return not match["topology"] and not match["slices"]
 
 
 def check_compiler(compiler: Compiler, target: Target) -> None:
@@ -138,8 +156,9 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
         here = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise MissingExtra(
             "--compiler tpu needs libtpu, which is not installed: pip install "
-            f"'jaxformer[compilers]' with Python 3.12 or later (this is {here}); --compiler cpu "
-            "needs no other compiler"
+            f"{packages_of('compilers') or 'libtpu'} with Python 3.12 or later (this is {here}), "
+            "or -e '.[compilers]' in a copy of the repository; --compiler cpu needs no other "
+            "compiler"
         )
     for name, value in _LIBTPU.items():
         os.environ.setdefault(name, value)
@@ -169,7 +188,7 @@ def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
     if not any(find_spec(name) for name in plugins):
         raise MissingExtra(
             "--compiler cuda needs JAX's CUDA plugin, which is not installed: pip install "
-            "'jaxformer[cuda13]'; no GPU is needed. --compiler cpu needs no other compiler"
+            "'jax[cuda13]'; no GPU is needed. --compiler cpu needs no other compiler"
         )
     config = GPUS[target.accelerator].read_text(encoding="utf-8")
     _answer_for(config)
@@ -179,15 +198,15 @@ def _gpu_devices(target: Target, count: int) -> Sequence[Device]:
 
 
 def _answer_for(gpu_config: str) -> None:
-    """Makes JAX's cuDNN attention ask for the compute capability of a GPU.
+    """Tells JAX's cuDNN attention the compute capability of the GPU that `gpu_config` describes.
 
-    It asks the first GPU of the process, which has none, and then refuses heads of more than 128.
+    It would ask the first GPU of the process, which has none, and refuse heads of more than 128.
     """
     from jax._src.cudnn import fused_attention_stablehlo
 
     capability = re.search(r"cuda_compute_capability \{([^}]*)", gpu_config)
-    numbers = re.findall(r"\d+", f"{capability[1] if capability else ''}, 0")
-    known = tuple(map(int, numbers[:2]))
+    numbers = re.findall(r"\d+", capability[1]) if capability else []
+    known = tuple(map(int, [*numbers, "0"][:2]))  # a minor version of 0 is left out
 
     def at_least(required: str) -> bool:
         return known >= tuple(map(int, required.split(".")))

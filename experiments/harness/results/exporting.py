@@ -142,8 +142,14 @@ def model_card(options: ExportOptions, run: Published, inexpressible: Sequence[s
         for part, paths in files.items()
     }
     groups = (
-        *("model", "objective", "optimizer", "training"),
-        *("search", "translation", "sampling", "completion"),
+        "model",
+        "objective",
+        "optimizer",
+        "training",
+        "search",
+        "translation",
+        "sampling",
+        "completion",
     )
     written = to_plain(config)
     settings = {name: value for name, value in written.items() if name in groups}

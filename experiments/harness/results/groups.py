@@ -22,9 +22,19 @@ from jaxformer.records import Record
 SWEEP = "sweep.json"
 """The file in a sweep's folder that says what its cells are."""
 _FREE = (
-    *("name", "runs", "sweep", "training.seed"),
-    *("verbose", "profile", "text_cache_dir", "coordinator", "process_id"),
-    *("training.log_every", "training.metrics", "training.loggers", "training.prefetch"),
+    "name",
+    "runs",
+    "sweep",
+    "training.seed",
+    "verbose",
+    "profile",
+    "text_cache_dir",
+    "coordinator",
+    "process_id",
+    "training.log_every",
+    "training.metrics",
+    "training.loggers",
+    "training.prefetch",
 )
 """Settings that runs of one group may differ in: the seed, folders, and what is only logged."""
 _LONGEST = 40

@@ -32,8 +32,16 @@ _SAMPLES = 12
 _ATTENTION = 32_000
 """Attention weights in a page; sentences and layers beyond are left out."""
 _FACTS = (
-    *("state", "steps", "weights", "time", "device", "started", "parent"),
-    *("speed", "MFU", "most memory in use"),
+    "state",
+    "steps",
+    "weights",
+    "time",
+    "device",
+    "started",
+    "parent",
+    "speed",
+    "MFU",
+    "most memory in use",
 )
 _RUN_COLUMNS = "run", "seed", "state", "steps", "time", "speed", "device"
 
@@ -282,12 +290,16 @@ def _sizes(params: Any) -> Table:
 
 def _settings(content: Mapping[str, Any]) -> Table:
     """The settings in a file, as a person would write them."""
-    values = {name: json.loads(text) for name, text in config_files.flat(content).items()}
-    texts = {
-        name: shown(value) if isinstance(value, float) else "-" if value is None else str(value)
-        for name, value in values.items()
-    }
-    return Table(("name", "value"), list(texts.items()))
+    rows = []
+    for name, text in config_files.flat(content).items():
+        value = json.loads(text)
+        if value is None:
+            rows.append((name, "-"))
+        elif isinstance(value, float):
+            rows.append((name, shown(value)))
+        else:
+            rows.append((name, str(value)))
+    return Table(("name", "value"), rows)
 
 
 def _attention(sentences: Iterable[Sentence]) -> list[dict]:

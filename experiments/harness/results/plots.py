@@ -291,12 +291,12 @@ def _numbers(axis: Any, set_scale: Callable[[str], None], log: bool) -> None:
     ticker: Any = optional_dependencies.load("matplotlib.ticker")
     set_scale("log" if log else "linear")
     low, high = sorted(axis.get_view_interval())
-    wide = log and high > 300.0 * low
-    axis.set_major_locator(
-        ticker.LogLocator(subs=(1.0,) if wide else (1.0, 2.0, 5.0), numticks=12)
-        if log
-        else ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
-    )
+    locator = ticker.MaxNLocator(5, steps=[1, 2, 2.5, 5, 10])
+    if log and high > 300.0 * low:
+        locator = ticker.LogLocator(subs=(1.0,), numticks=12)
+    elif log:
+        locator = ticker.LogLocator(subs=(1.0, 2.0, 5.0), numticks=12)
+    axis.set_major_locator(locator)
     axis.set_minor_locator(ticker.NullLocator())
     axis.set_major_formatter(lambda value, _: shown(0.0 if abs(value) < 1e-12 else value))
 

@@ -85,7 +85,7 @@ class RunFacts:
 
     def describe(self) -> dict[str, str]:
         """Its name, how far it is, how long it took, on what and how fast."""
-        first = [*self.environment.get("earlier", []), self.environment][0]
+        starts = [*self.environment.get("earlier", []), self.environment]
         weights = ", ".join(f"{step:,}" for step in self.weights.get("steps", []))
         seconds = seconds_of(self.environment)
         facts = {
@@ -96,7 +96,7 @@ class RunFacts:
             "weights": f"of step {weights}" if weights else "",
             "time": _duration(seconds) if seconds is not None else "",
             "device": devices_of(self.environment),
-            "started": str(first.get("time", ""))[:16].replace("T", " "),
+            "started": str(starts[0].get("time", ""))[:16].replace("T", " "),
             "parent": self._begun_with(),
         }
         for metric in ("tokens_per_second", "mfu", "memory_peak"):
@@ -125,7 +125,9 @@ class RunFacts:
         if "run" not in self.parent:
             return self.config.get("continue_from") or self.config.get("init_from") or ""
         steps = ",".join(map(str, self.parent.get("steps", [])))
-        return f"{self.parent['run']}{f'@{steps}' * bool(steps)}"
+        if not steps:
+            return self.parent["run"]
+        return f"{self.parent['run']}@{steps}"
 
 
 def facts_of_sweep(folder: Path) -> dict[str, str]:

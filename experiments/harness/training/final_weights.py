@@ -1,7 +1,7 @@
 """The choice of a run's final weights."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
@@ -21,41 +21,56 @@ def choose_weights(run: OpenRun, task: Task) -> Any:
     watches, wins; the mean wins a tie, and one that is not finite never wins. weights.json records
     the choice. Raises `Diverged` where one of them is not finite.
     """
-    training, checkpoints = run.config.training, run.checkpoints
+    training = run.config.training
     score = run.watched.name
     assert task.evaluate is not None
-    last = last_steps(checkpoints, training.average_checkpoints)
+    last = last_steps(run.checkpoints, training.average_checkpoints)
+    candidates = [last]
     # Only the first process notes a validation: another one may not see the last step's yet.
-    best = int(agreed(checkpoints.best_step() or 0))
-    chosen: tuple[float, list[int], Any, float] | None = None
+    best = int(agreed(run.checkpoints.best_step() or 0))
+    if best and last != [best]:
+        candidates.append([best])
+    chosen: _Candidate | None = None
     diverged: list[str] = []
-    for steps in [last, [best]] if best and last != [best] else [last]:
-        params = checkpoints.average_params(
+    for steps in candidates:
+        params = run.checkpoints.average_params(
             steps, tree=training.result_tree, shardings=run.devices.shardings
         )
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
             scores = task.evaluate(run, params, 0).scores
-        metric, value = run.watched.of(scores), scores[score]
+        value = scores[score]
+        to_minimise = run.watched.of(scores)
         display.say(f"  validation {described_score(score, value)}")
-        # BLEU is 0 where the loss is NaN.
+        # The loss, too: BLEU is 0, which is finite, where the loss is NaN.
         if not (math.isfinite(value) and math.isfinite(scores.get("validation_loss", 0.0))):
             diverged.append(names)
-        elif chosen is None or metric < chosen[0]:
-            chosen = metric, steps, params, value
+        elif chosen is None or to_minimise < chosen.to_minimise:
+            chosen = _Candidate(steps, params, value, to_minimise)
     if chosen is None:
         raise Diverged(
             "the validation of no checkpoint is finite: lower the learning rate, or train with "
             "--model.dtype float32, under another --name"
         )
-    _, steps, params, value = chosen
     if distributed.is_first():
-        note = {"steps": steps, "tree": training.result_tree, score: value}
+        note = {"steps": chosen.steps, "tree": training.result_tree, score: chosen.value}
         weights_of(run.folder).write(note)
     if diverged:
         raise Diverged(
             f"the validation of the weights of step {', '.join(diverged)} is not finite: the "
-            f"result of {run.folder} is step {steps[0]}. Evaluate it, or lower the learning "
+            f"result of {run.folder} is step {chosen.steps[0]}. Evaluate it, or lower the learning "
             "rate and train under another --name"
         )
-    return params
+    return chosen.params
+
+
+class _Candidate(NamedTuple):
+    """Weights that may become the result, and their validation."""
+
+    steps: list[int]
+    """The checkpoints whose mean they are."""
+    params: Any
+    value: float
+    """The score that early stopping watches."""
+    to_minimise: float
+    """The score, or its negative where a larger one is better."""

@@ -14,19 +14,24 @@ from jax.experimental import multihost_utils
 from jaxtyping import Float
 
 _RECENT = 100
-"""Steps whose median a slow step is compared with, and whose mean tells the time left."""
-_SLOW_MEDIANS, _SLOW_SECONDS, _FEWEST_STEPS = 3.0, 1.0, 10
-"""A slow step takes so many medians and so many seconds more than one, after so many steps."""
+"""The last steps: their median is compared with a slow step, their mean tells the time left."""
+_SLOW_RATIO = 3.0
+"""A slow step takes more than this many times the median of the last steps..."""
+_SLOW_SECONDS = 1.0
+"""...and this many seconds more than it."""
+_FEWEST_STEPS = 10
+"""Steps after which the median is known well enough to call one slow."""
 _LAG = 0.1
-"""The share of a step that all other hosts wait for one that lags."""
+"""A host lags if all others wait for it for at least this share of a step."""
 _COMPILED = "/jax/core/compile/backend_compile_duration"
+"""The event by which JAX tells how long a compilation took."""
 
 
 class Pace:
-    """The seconds of steps since the last logged one, and of the last hundred.
+    """The seconds of the steps since the last logged one, and of the last hundred steps.
 
-    Steps that compile are left out, and so is what is done within `pause`. While it is open it
-    hears from JAX how long compilations take.
+    A step that compiles does not count, nor does what is done within `pause`. Within `with`, JAX
+    tells it how long compilations take.
     """
 
     def __init__(self, clock: Callable[[], float]):
@@ -51,14 +56,14 @@ class Pace:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Within it this host waits for its devices."""
+        """In its block this host waits for its devices."""
         before = self.clock()
         yield
         self.sums["device_wait"] += self.clock() - before
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Within it something else is done than steps."""
+        """In its block something other than steps is done, such as an evaluation."""
         self._causes.clear()
         before = self.clock()
         yield
@@ -68,7 +73,7 @@ class Pace:
 
     @contextmanager
     def held_up(self, cause: str) -> Iterator[None]:
-        """Within it `cause` holds the next step up."""
+        """In its block `cause` holds up the next step."""
         before = self.clock()
         yield
         self._causes[cause] += self.clock() - before
@@ -95,13 +100,13 @@ class Pace:
         if len(self._recent) >= _FEWEST_STEPS:
             median = statistics.median(self._recent)
         self._recent.append(seconds)
-        if seconds <= max(_SLOW_MEDIANS * median, median + _SLOW_SECONDS):
+        if seconds <= max(_SLOW_RATIO * median, median + _SLOW_SECONDS):
             return ""
-        reason, longest = max(causes.items(), key=itemgetter(1))
-        known = "unknown cause"
-        if longest > (seconds - median) / 2:
-            known = f"{reason} took {longest:.1f} s"
-        return f"slow: step {number} took {seconds:.1f} s, the median is {median:.2g} s: {known}"
+        cause, lost = max(causes.items(), key=itemgetter(1))
+        reason = "unknown cause"
+        if lost > (seconds - median) / 2:
+            reason = f"{cause} took {lost:.1f} s"
+        return f"slow: step {number} took {seconds:.1f} s, the median is {median:.2g} s: {reason}"
 
     def speeds(self, peak: float | None) -> dict[str, float]:
         """Tokens per second, mean wait for a batch, and share of `peak` FLOP/s; {} at first."""
@@ -124,10 +129,10 @@ class Pace:
         return lagging(waits, self.sums["seconds"] / self.sums["steps"])
 
     def left(self, step: int, total: int, pause_every: int) -> list[str]:
-        """The time to the end in words, as far as it can be known after `step`; [] at first.
+        """Words such as "left 0:01:40", estimated after `step` of `total`; [] before any is timed.
 
-        It counts the pauses to come, one every `pause_every` steps and two at the end, each as long
-        as the last one without what was compiled in it.
+        The pauses to come are one every `pause_every` steps and two at the end. Each is taken to be
+        as long as the last one, without the time that was spent compiling in it.
         """
         if not self._recent:
             return []
@@ -151,16 +156,17 @@ def lagging(waits: Float[np.ndarray, "hosts 2"], seconds: float) -> str:
     `waits` are mean seconds that each host waited for the result of a step and for its batch,
     `seconds` the mean of a whole step.
     """
-    on_devices, on_batches = np.asarray(waits, np.float64).T
-    host = int(np.argmin(on_devices))
-    others = float(np.min(np.delete(on_devices, host)))
-    gap = others - on_devices[host]
+    device_waits, batch_waits = np.asarray(waits, np.float64).T
+    host = int(np.argmin(device_waits))
+    next_shortest = float(np.min(np.delete(device_waits, host)))
+    gap = next_shortest - device_waits[host]
     if gap < _LAG * seconds:
         return ""
-    why = "not for its batches"
-    if on_batches[host] > gap / 2:
-        why = f"{on_batches[host]:.2g} s for its batch"
+    cause = "not for its batches"
+    if batch_waits[host] > gap / 2:
+        cause = f"{batch_waits[host]:.2g} s for its batch"
     return (
         f"host {host} of {len(waits)} lags: in a step of {seconds:.2g} s it waited "
-        f"{on_devices[host]:.2g} s for its devices, {why}; the others waited {others:.2g} s or more"
+        f"{device_waits[host]:.2g} s for its devices, {cause}; the others waited "
+        f"{next_shortest:.2g} s or more"
     )

@@ -155,7 +155,11 @@ def sample_number(rng: Rng, most: int, *, is_count: bool = True) -> int:
     not about a room number.
     """
     draw = rng.random()
-    low, high = (2, 12) if draw < 0.25 else (13, 99) if draw < 0.65 else (100, 999)
+    low, high = 100, 999
+    if draw < 0.25:
+        low, high = 2, 12
+    elif draw < 0.65:
+        low, high = 13, 99
     if most < high:
         low, high = 2, most
     number = low + int(rng.random() * (high - low + 1))

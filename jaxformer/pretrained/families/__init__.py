@@ -25,11 +25,28 @@ from jaxformer.pretrained.model_specs import Kind
 
 _ALL = (
     GPT2,
-    *(LLAMA, MISTRAL, QWEN2, QWEN3, OLMO2, GEMMA, GEMMA2, GEMMA3),
-    *(MIXTRAL, QWEN3_MOE),
-    *(OPT, GPT_NEOX),
-    *(DISTILBERT, BERT, ROBERTA, XLM_ROBERTA),
-    *(MARIAN, BART, MBART, M2M100, T5, MT5),
+    LLAMA,
+    MISTRAL,
+    QWEN2,
+    QWEN3,
+    OLMO2,
+    GEMMA,
+    GEMMA2,
+    GEMMA3,
+    MIXTRAL,
+    QWEN3_MOE,
+    OPT,
+    GPT_NEOX,
+    DISTILBERT,
+    BERT,
+    ROBERTA,
+    XLM_ROBERTA,
+    MARIAN,
+    BART,
+    MBART,
+    M2M100,
+    T5,
+    MT5,
 )
 
 FAMILIES: dict[str, Family] = {family.model_type: family for family in _ALL}

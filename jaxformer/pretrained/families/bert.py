@@ -48,11 +48,15 @@ class _Names(NamedTuple):
 
 def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> WeightMap:
     """The entries of an encoder with the heads of pretraining, of another task, or none."""
-    body, config, masked = spec.body, spec.config, spec.kind.startswith("masked")
+    body = spec.body
+    config = spec.config
+    is_masked = spec.kind.startswith("masked")
     embeddings = f"{names.prefix}embeddings"
-    table = f"{embeddings}.word_embeddings.weight"
+    tables = [f"{embeddings}.word_embeddings.weight"]
+    if is_masked:
+        tables.append(f"{names.output}.weight")
     entries = [
-        Entry((f"{body}embedding/table",), (table, f"{names.output}.weight")[: 1 + masked]),
+        Entry((f"{body}embedding/table",), tuple(tables)),
         maps.entry(
             f"{body}encoder/positions/table",
             f"{embeddings}.position_embeddings.weight",
@@ -67,17 +71,20 @@ def _weight_map(names: _Names, spec: ModelSpec, hf: Mapping[str, Any]) -> Weight
         path = f"{body}encoder/blocks_{i}"
         entries += maps.layers(path, f"{names.blocks}.{i}", names.parts)
     if config.pooler != "none" and spec.kind not in POOLERLESS:
-        classifies = spec.kind == "encoder_classifier"
-        pooler = names.classifier_pooler if classifies else names.pooler
+        is_classifier = spec.kind == "encoder_classifier"
+        pooler = names.classifier_pooler if is_classifier else names.pooler
         entries += maps.dense(f"{body}pooler", pooler)
-    if masked:
+    if is_masked:
         entries += maps.dense("transform", names.transform)
         entries += maps.norm("transform_norm", names.transform_norm)
-        entries += [Entry(("bias",), tuple(dict.fromkeys((names.bias, f"{names.output}.bias"))))]
-    if masked and config.pooler != "none":
+        biases = dict.fromkeys((names.bias, f"{names.output}.bias"))  # may be one name
+        entries.append(Entry(("bias",), tuple(biases)))
+    if is_masked and config.pooler != "none":
         entries += maps.dense("next_sentence", names.next_sentence)
     heads = {"encoder_classifier": names.classifier, **names.heads}
-    return [*entries, *(maps.dense("head", heads[spec.kind]) if spec.kind in heads else [])]
+    if spec.kind in heads:
+        entries += maps.dense("head", heads[spec.kind])
+    return entries
 
 
 def _adapt(names: _Names, spec: ModelSpec, tensors: Collection[str]) -> ModelSpec:
@@ -118,7 +125,10 @@ def _family(
     classifiers: tuple[str, ...] = ("classifier.weight",),
     aliases: Mapping[str, str] = {},
 ) -> Family:
-    """A family of classes `name`; `heads` are the beginnings of names of tensors of heads."""
+    """The family whose classes are `name` and an ending of `_KINDS`, such as BertForMaskedLM.
+
+    `heads` are the first parts of the names of heads' tensors, separated by blanks.
+    """
     pooler = names.pooler.removesuffix("dense")
     return Family(
         model_type=model_type,
@@ -169,7 +179,9 @@ _BERT = _Names(
     prefix="bert.",
     blocks="bert.encoder.layer",
     parts={
-        **{f"attention/{name}": f"attention.self.{name}" for name in ("query", "key", "value")},
+        "attention/query": "attention.self.query",
+        "attention/key": "attention.self.key",
+        "attention/value": "attention.self.value",
         "attention/out": "attention.output.dense",
         "attention_norm": "attention.output.LayerNorm",
         "feed_forward/up": "intermediate.dense",
@@ -201,7 +213,7 @@ BERT = _family(
 
 
 def _read_positions(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Our field; `ConfigError` for another padding id."""
+    """{"max_len": length} of the longest text; `ConfigError` for another padding id than 1."""
     if hf.get("pad_token_id", 1) != 1:
         raise config_keys.unsupported("pad_token_id", hf["pad_token_id"], 1)
     rows = config_keys.parse_number(
@@ -259,7 +271,9 @@ _DISTILBERT = _Names(
     prefix="distilbert.",
     blocks="distilbert.transformer.layer",
     parts={
-        **{f"attention/{name}": f"attention.{name[0]}_lin" for name in ("query", "key", "value")},
+        "attention/query": "attention.q_lin",
+        "attention/key": "attention.k_lin",
+        "attention/value": "attention.v_lin",
         "attention/out": "attention.out_lin",
         "attention_norm": "sa_layer_norm",
         "feed_forward/up": "ffn.lin1",

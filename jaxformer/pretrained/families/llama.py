@@ -109,7 +109,7 @@ _QUERY_SCALAR = config_keys.number(
     "query_pre_attn_scalar", "attention.query_scalar", 256, value_of=_query_scalar
 )
 _ROTARY = rotary()
-_QKV, _MLP = ("query", "key", "value"), ("gate", "up", "down")
+_MLP = ("gate", "up", "down")
 # Ours and their names of a block's norms, by the placement.
 _NORMS = {
     "pre": {
@@ -183,15 +183,22 @@ def _block(
     """The entries of a block; `scale` is the change of form of its norms' scales."""
     attention = bool(config_json.get("attention_bias"))
     qkv = attention if config.attention.qkv_bias is None else config.qkv_bias
-    names = {f"attention/{name}": f"self_attn.{name[0]}_proj" for name in _QKV}
-    entries = _dense_entries(path, hf, names, qkv, config.qkv_bias)
+    projections = {
+        "attention/query": "self_attn.q_proj",
+        "attention/key": "self_attn.k_proj",
+        "attention/value": "self_attn.v_proj",
+    }
+    entries = _dense_entries(path, hf, projections, qkv, config.qkv_bias)
     out = {"attention/out": "self_attn.o_proj"}
     entries += _dense_entries(path, hf, out, attention, config.use_bias)
     entries += feed_forward(path, hf, config, config_json)
     entries += maps.layers(path, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
     if config.attention.query_key_norm:
-        names = {f"attention/{x}_norm": f"self_attn.{x[0]}_norm" for x in ("query", "key")}
-        entries += maps.layers(path, hf, names, False, scale=scale)
+        norms = {
+            "attention/query_norm": "self_attn.q_norm",
+            "attention/key_norm": "self_attn.k_norm",
+        }
+        entries += maps.layers(path, hf, norms, False, scale=scale)
     return entries
 
 

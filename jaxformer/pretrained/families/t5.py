@@ -50,7 +50,8 @@ def _stack(config: TransformerConfig, stack: str, layers: int) -> list[Entry]:
     names["feed_forward_norm"] = f"{last}.layer_norm"
     queries = maps.scaled(maps.linear(), math.sqrt(config.key_size))
     for j, (part, name) in enumerate(parts.items()):
-        names |= {f"{part}/{x}": f"{j}.{name}.{x[0]}" for x in ("key", "value", "out")}
+        for ours, theirs in (("key", "k"), ("value", "v"), ("out", "o")):
+            names[f"{part}/{ours}"] = f"{j}.{name}.{theirs}"
         names[f"{part}_norm"] = f"{j}.layer_norm"
     for i in range(layers):
         path, hf = f"{stack}/blocks_{i}", f"{stack}.block.{i}.layer"
