@@ -58,13 +58,17 @@ KINDS: dict[str, dict[str, Any]] = {
     "float32": {"causal": True, "dtype": "float32"},
 }
 """Fields of an `AttentionSpec`, by the kind of call."""
-_LIKE_REFERENCE = {"bfloat16": (2e-3, 2e-2), "float32": (1e-5, 1e-4)}
-"""Relative differences of loss and gradient norm that rounding in a type may make in `_STEPS`."""
-_STEPS = 3  # whose losses are compared
+_STEPS = 3
+"""Training steps whose losses and gradient norms are compared."""
+_TOLERANCES = {"bfloat16": (2e-3, 2e-2), "float32": (1e-5, 1e-4)}
+"""dtype -> the relative difference of (loss, gradient norm) that rounding may make in `_STEPS`."""
 _WIDTH = 80
-_BLOCK_WIDTH = 7  # numbers of a row of the compared blocks
+"""Columns of what is printed."""
+_BLOCK_WIDTH = 7
+"""Numbers in a row of the blocks on which a collective is compared."""
 _VERSIONS = {
-    **{name: metadata.version(name) for name in ("jax", "jaxlib")},
+    "jax": metadata.version("jax"),
+    "jaxlib": metadata.version("jaxlib"),
     "jaxformer": __version__,
 }
 
@@ -141,7 +145,7 @@ def main(options: DeviceOptions) -> None:
         devices = choose_devices(options.strategy, options.mesh, setup.compiler_options)
         rows: list[Row] = []
         for name, measure in checks(options, devices):
-            rows.append(together(checked(name, measure)))
+            rows.append(agreed_row(checked(name, measure)))
             if distributed.is_first():  # at once: a later check may be cut off
                 write(rows, devices, options)
         print(describe(rows, devices, options), flush=True)
@@ -154,14 +158,17 @@ def checks(options: DeviceOptions, devices: Strategy) -> Iterator[tuple[str, Mea
     """The name and the function of each check."""
     if "attention" in options.only:
         for name in options.attention_fns:
-            if calls := supported_calls(name, options):
+            calls = supported_calls(name, options)
+            if calls:
                 yield f"attention {name}", partial(attention, name, calls, options)
     if "products" in options.only:
         for dtype in ("bfloat16", "float32"):
             yield f"products {dtype}", partial(products, dtype, options)
     if "collectives" in options.only:
         for axis, size in devices.mesh.shape.items():
-            for name in COLLECTIVES if size > 1 else ():
+            if size == 1:
+                continue
+            for name in COLLECTIVES:
                 measure = partial(communication, name, axis, options, devices)
                 yield f"{name} {axis}={size}", measure
     if "training" in options.only:
@@ -171,14 +178,25 @@ def checks(options: DeviceOptions, devices: Strategy) -> Iterator[tuple[str, Mea
 
 
 def supported_calls(name: str, options: DeviceOptions) -> dict[str, AttentionSpec]:
-    """The kinds of calls that an attention function supports on this device; all of your own."""
-    shape, calls = options.shape, {}
+    """Kind -> call, of the kinds that the attention function `name` supports on this device.
+
+    A function of your own is taken to support all.
+    """
+    shape = options.shape
     kernel = next((each for each in KERNELS if each.name == name and each.device), None)
+    calls = {}
     for kind in options.kinds:
-        sizes = {"queries": shape.seq_len, "keys": shape.seq_len, "heads": shape.num_heads}
-        sizes |= {"key_size": shape.head_dim, "value_size": shape.head_dim}
-        fields = {"kv_heads": shape.num_heads, "dtype": shape.dtype, **sizes, **KINDS[kind]}
-        spec = AttentionSpec(batch=shape.batch_size, **fields)
+        sizes = {
+            "batch": shape.batch_size,
+            "queries": shape.seq_len,
+            "keys": shape.seq_len,
+            "heads": shape.num_heads,
+            "kv_heads": shape.num_heads,
+            "key_size": shape.head_dim,
+            "value_size": shape.head_dim,
+            "dtype": shape.dtype,
+        }
+        spec = AttentionSpec(**sizes | KINDS[kind])
         if kernel is None or not kernel.why_not(spec, DeviceInfo.current()):
             calls[kind] = spec
     return calls
@@ -196,15 +214,16 @@ def checked(name: str, measure: Measure) -> Row:
         return Row(name, textwrap.shorten(message, 400), {})
 
 
-def together(row: Row) -> Row:
-    """`row`, failed if it is in any process; each process says its own reason."""
+def agreed_row(row: Row) -> Row:
+    """`row`, which has failed if it has in any process; each process prints its own reason."""
     if not distributed.is_several():
         return row
     if row.failure and not distributed.is_first():
         print(f"FAILED {row.check}: {row.failure}", file=sys.stderr)
     failed = multihost_utils.process_allgather(np.array(bool(row.failure)))
-    elsewhere = f"in process {np.argmax(failed)}, see there" if failed.any() else ""
-    return row._replace(failure=row.failure or elsewhere)
+    if row.failure or not failed.any():
+        return row
+    return row._replace(failure=f"in process {np.argmax(failed)}, see there")
 
 
 def attention(
@@ -237,11 +256,15 @@ def communication(
     """A collective along a mesh axis against numpy, then its speed."""
     case = collective(name, axis, devices.mesh, options.collective_mb * 1e6)
     rate = case.metadata["sent_bytes"] / timed(case, options.repetitions)
+    numbers = {"GB/s": rate / 1e9}
     chip = TPUS.get(accelerator() or "")
-    return {"GB/s": rate / 1e9} | ({"% of the links": 100 * rate / chip.link} if chip else {})
+    if chip:
+        numbers["% of the links"] = 100 * rate / chip.link
+    return numbers
 
 
 def _shift(x: Any, axis: str) -> Any:
+    """Each device's `x` at the next device along `axis`."""
     size = jax.lax.axis_size(axis)
     return jax.lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
 
@@ -253,29 +276,31 @@ COLLECTIVES: dict[str, Callable[[Any, str], Any]] = {
     "all_to_all": lambda x, axis: jax.lax.all_to_all(x, axis, 0, 0),
     "ppermute": _shift,
 }
-"""Work of each of n devices along an axis on its block [n, W]."""
+"""name -> the function that each of n devices along an axis computes of its block [n, W]."""
 
 
 def collective(name: str, axis: str, mesh: Mesh, size: float) -> Case:
-    """The collective along `axis`, on blocks of `size` bytes a device.
+    """The collective `name` along `axis`, on blocks of `size` bytes a device.
 
     "sent_bytes" count what a device sends around a ring. Raises `CaseFailed` where a small call
     has another result than on one device.
     """
-    count, everyone = mesh.shape[axis], PartitionSpec(mesh.axis_names)
-    sharding = NamedSharding(mesh, everyone)
+    count = mesh.shape[axis]
+    all_axes = PartitionSpec(mesh.axis_names)
+    sharding = NamedSharding(mesh, all_axes)
 
     def compute(block: jax.Array) -> jax.Array:
         return COLLECTIVES[name](block, axis)
 
     @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=everyone, out_specs=everyone, check_vma=False)
+    @partial(jax.shard_map, mesh=mesh, in_specs=all_axes, out_specs=all_axes, check_vma=False)
     def program(blocks: jax.Array) -> jax.Array:
         return compute(blocks[0])[None]
 
     shape = mesh.size, count, _BLOCK_WIDTH
     numbers = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 251  # exact sums
     result = program(jax.make_array_from_callback(shape, sharding, lambda part: numbers[part]))
+    # On one device the axes of the mesh are axes of an array, each mapped by `jax.vmap`.
     mapped = reduce(lambda f, name: jax.vmap(f, axis_name=name), mesh.axis_names[::-1], compute)
     divided = numbers.reshape(*mesh.devices.shape, *shape[1:])
     expected = np.asarray(mapped(jnp.array(divided)))
@@ -283,9 +308,13 @@ def collective(name: str, axis: str, mesh: Mesh, size: float) -> Case:
     for shard in result.addressable_shards:
         if not np.array_equal(shard.data, expected[shard.index]):
             raise CaseFailed(f"device {shard.device.id} has another result than one device alone")
-    width = max(int(size) // 4 // count, 1)
+    width = max(int(size) // 4 // count, 1)  # of float32
     blocks = jax.jit(lambda: jnp.ones((mesh.size, count, width)), out_shardings=sharding)()
-    share = {"psum": 2 * (1 - 1 / count), "ppermute": 1.0}.get(name, 1 - 1 / count)
+    share = 1 - 1 / count  # of its block, to all others
+    if name == "psum":  # a reduction, and a gathering of the sums
+        share *= 2
+    elif name == "ppermute":
+        share = 1.0
     facts = {"sent_bytes": 4 * count * width * share}
     return Case(lambda: program(blocks), facts, jax.block_until_ready)
 
@@ -299,7 +328,7 @@ def training(options: DeviceOptions, devices: Strategy) -> dict[str, float]:
     case = jax_step(work, devices)
     steps = [case.run() for _ in range(_STEPS)]
     differences = np.abs(np.array(steps) / np.array(expected) - 1)
-    if not (differences <= _LIKE_REFERENCE[work.model.dtype]).all():
+    if not (differences <= _TOLERANCES[work.model.dtype]).all():
         raise CaseFailed(f"losses and gradient norms are {steps}, with reference {expected}")
     return rates(case, options.repetitions)
 
@@ -308,15 +337,21 @@ def decoding(options: DeviceOptions) -> dict[str, float]:
     """The speed of a step that writes a token of each text."""
     case = jax_sample(options.decoding)
     seconds = timed(case, options.repetitions)
-    rate, known = case.metadata["bytes"] / seconds, ACCELERATORS.get(accelerator() or "")
-    share = {"% of the bandwidth": 100 * rate / known.bandwidth} if known else {}
-    speed = case.metadata["tokens"] / seconds
-    return {"ms": 1e3 * seconds / options.decoding.new_tokens, "tokens/s": speed, **share}
+    numbers = {
+        "ms": 1e3 * seconds / options.decoding.new_tokens,
+        "tokens/s": case.metadata["tokens"] / seconds,
+    }
+    known = ACCELERATORS.get(accelerator() or "")
+    if known:
+        rate = case.metadata["bytes"] / seconds
+        numbers["% of the bandwidth"] = 100 * rate / known.bandwidth
+    return numbers
 
 
 def rates(case: Case, repetitions: int) -> dict[str, float]:
     """The time of a case, and what its metadata tells of its speed."""
-    seconds, facts = timed(case, repetitions), case.metadata
+    seconds = timed(case, repetitions)
+    facts = case.metadata
     numbers = {"ms": 1e3 * seconds}
     if "tokens" in facts:
         numbers["tokens/s"] = facts["tokens"] / seconds
@@ -352,11 +387,16 @@ def describe(rows: list[Row], devices: Strategy, options: DeviceOptions) -> str:
         for row in rows
     ]
     lines = [f"FAILED {row.check}: {row.failure}" for row in rows if row.failure]
-    others = [name for name in options.attention_fns if not supported_calls(name, options)]
-    lines += [f"for other devices: {', '.join(others)}"] if others else []
-    first, *last = (textwrap.fill(x, _WIDTH, subsequent_indent="  ") for x in (facts, *lines))
+    unsupported = [name for name in options.attention_fns if not supported_calls(name, options)]
+    if unsupported:
+        lines.append(f"for other devices: {', '.join(unsupported)}")
     table = plain(Table(("check", "result", "measured"), cells), numbers=False)
-    return "\n".join([first, "", table, "", *last]).rstrip()
+    below = "\n".join(map(_filled, lines))
+    return f"{_filled(facts)}\n\n{table}\n\n{below}".rstrip()
+
+
+def _filled(text: str) -> str:
+    return textwrap.fill(text, _WIDTH, subsequent_indent="  ")
 
 
 def named(devices: Strategy) -> str:

@@ -109,21 +109,26 @@ class StepWork(Checked):
 
     def random_batch(self, rng: np.random.Generator) -> StreamBatch | PairBatch:
         """A batch of random tokens; a translator's are words, and EOS at the end."""
-        rows, first = self.batch_size, UNK + 1 if self.translates else 0  # no special token
+        rows = self.batch_size
+        first_id = 0
+        if self.translates:
+            first_id = UNK + 1  # after the special tokens
 
         def random_tokens(length: int) -> np.ndarray:
-            return rng.integers(first, self.model.vocab_size, (rows, length), np.int32)
+            return rng.integers(first_id, self.model.vocab_size, (rows, length), np.int32)
 
-        ids = np.arange(rows, dtype=np.int32)
+        example_ids = np.arange(rows, dtype=np.int32)
         if not self.translates:
             loss_mask = np.ones((rows, self.seq_len), bool)
-            return StreamBatch(random_tokens(self.seq_len + 1), loss_mask, ids, None, None)
-        source, target = random_tokens(self.seq_len), random_tokens(self.seq_len + 1)
-        source[:, -1] = target[:, -1] = EOS
-        return PairBatch(source, target, ids)
+            return StreamBatch(random_tokens(self.seq_len + 1), loss_mask, example_ids)
+        source = random_tokens(self.seq_len)
+        target = random_tokens(self.seq_len + 1)
+        source[:, -1] = EOS
+        target[:, -1] = EOS
+        return PairBatch(source, target, example_ids)
 
     def flops(self) -> int:
-        """The FLOPs of a step by the equations."""
+        """The FLOPs of a step, counted from the sizes of its matrix products."""
         sizes, rows, length = self.model, self.batch_size, self.seq_len
         if self.translates:
             return seq2seq_flops(sizes, rows, length, length)
@@ -152,18 +157,22 @@ class StepOptions(TimingConfig):
 
     def cases(self) -> dict[str, MakeCase]:
         """The function that makes each case."""
-        work, makes = self.work, dict[str, MakeCase]()
+        work = self.work
+        makes: dict[str, MakeCase] = {}
         if self.attention_fns:
-            works = {name: replace(work, attention_fn=name) for name in self.attention_fns}
-            return {name: partial(jax_step, work) for name, work in works.items()}
+            for name in self.attention_fns:
+                makes[name] = partial(jax_step, replace(work, attention_fn=name))
+            return makes
         makes["jaxformer"] = partial(jax_step, work)
         if self.nanogpt is not None:
-            for name, compiled in zip(NANOGPT, (True, False), strict=True):
-                makes[name] = partial(nanogpt_step, work, self.nanogpt, compiled)
-        return makes | {REFERENCE: partial(torch_step, work)}
+            makes[NANOGPT_COMPILED] = partial(nanogpt_step, work, self.nanogpt, True)
+            makes[NANOGPT_EAGER] = partial(nanogpt_step, work, self.nanogpt, False)
+        makes[REFERENCE] = partial(torch_step, work)
+        return makes
 
 
-NANOGPT = "nanoGPT, torch.compile", "nanoGPT, eager"
+NANOGPT_COMPILED = "nanoGPT, torch.compile"
+NANOGPT_EAGER = "nanoGPT, eager"
 REFERENCE = "PyTorch reference, eager"
 GPT2_WORK = StepWork(
     model=gpt2_124m.model,
@@ -174,6 +183,7 @@ GPT2_WORK = StepWork(
 )
 """A step of GPT-2's model that every accelerator has memory for."""
 _SLOWER: dict[str, Any] = {"rounds": 10, "repetitions": 3, "warm_up": 3}
+"""The timing of steps that take a second on a CPU."""
 _ON_ACCELERATOR: dict[str, Any] = {**ALONE, "warm_up": 1, "attention_fns": ("auto",)}
 _PAIRS = replace(GPT2_WORK, batch_size=1_024, seq_len=32)
 _ALL = (
@@ -199,13 +209,15 @@ _ALL = (
         **{**_ON_ACCELERATOR, "attention_fns": ("auto", "reference")},
     ),
     StepOptions(name="gpt3_xl", work=replace(GPT2_WORK, model=gpt3_xl.model), **_ON_ACCELERATOR),
-    *(
-        StepOptions(
-            name=name,
-            work=replace(_PAIRS, model=replace(model, dtype="bfloat16")),
-            **_ON_ACCELERATOR,
-        )
-        for name, model in (("wmt14_base", TRANSFORMER_BASE), ("wmt14_big", TRANSFORMER_BIG))
+    StepOptions(
+        name="wmt14_base",
+        work=replace(_PAIRS, model=replace(TRANSFORMER_BASE, dtype="bfloat16")),
+        **_ON_ACCELERATOR,
+    ),
+    StepOptions(
+        name="wmt14_big",
+        work=replace(_PAIRS, model=replace(TRANSFORMER_BIG, dtype="bfloat16")),
+        **_ON_ACCELERATOR,
     ),
 )
 PRESETS = {options.name: options for options in _ALL}
@@ -215,7 +227,7 @@ def main(options: StepOptions) -> None:
     """Measures, prints the table and writes the file."""
     work = options.work
     title = f"a step of {work.batch_size} x {work.seq_len} tokens"
-    run_tables(options, {title: options.cases()}, (*NANOGPT, REFERENCE))
+    run_tables(options, {title: options.cases()}, (NANOGPT_COMPILED, NANOGPT_EAGER, REFERENCE))
     if not (options.nanogpt or options.attention_fns or work.translates):
         print("not measured: nanoGPT: give the folder of a checkout of nanoGPT, --nanogpt FOLDER")
 
@@ -233,9 +245,11 @@ def jax_step(work: StepWork, devices: Strategy | None = None) -> Case:
     """
     setup = setup_process()
     devices = devices or single(compiler_options=setup.compiler_options)
-    config, batches = work.config(), random_batches(work)
+    config = work.config()
     experiment = translation if work.translates else language_modelling
-    model, batch = build_model(config), next(batches)
+    model = build_model(config)
+    batches = random_batches(work)
+    batch = next(batches)
     devices = devices.for_model(model)
     make_state, step = experiment.make_step(config, model, batch, devices)
     state = devices.init(make_state)
@@ -275,7 +289,8 @@ def torch_step(work: StepWork) -> Case:
         model = Transformer(work.model, _LABEL_SMOOTHING)
     else:
         model = GPT(work.model)
-    trainer, batches = Trainer(model, work.constant), random_batches(work)
+    trainer = Trainer(model, work.constant)
+    batches = random_batches(work)
 
     def run() -> float:
         metrics = trainer.step(next(batches))
@@ -289,9 +304,11 @@ def nanogpt_step(work: StepWork, folder: Path, compiled: bool) -> Case:
 
     `compiled`: with torch.compile. Raises `ConfigError` for a folder without that model.
     """
-    torch, code = load_torch(), load_nanogpt(folder)
+    torch = load_torch()
+    code = load_nanogpt(folder)
     torch.manual_seed(0)
-    sizes, learning = work.model, work.constant
+    sizes = work.model
+    learning = work.constant
     shape = {"n_layer": sizes.num_decoder_layers, "n_head": sizes.num_heads}
     shape |= {"n_embd": sizes.d_model, "block_size": sizes.max_len, "vocab_size": sizes.vocab_size}
     with open(os.devnull, "w", encoding="utf-8") as silence, contextlib.redirect_stdout(silence):
@@ -300,7 +317,8 @@ def nanogpt_step(work: StepWork, folder: Path, compiled: bool) -> Case:
         optimizer = model.configure_optimizers(
             learning.weight_decay, learning.learning_rate, betas, "cpu"
         )
-    forward, batches = torch.compile(model) if compiled else model, random_batches(work)
+    forward = torch.compile(model) if compiled else model
+    batches = random_batches(work)
 
     def run() -> float:
         tokens = torch.tensor(next(batches).tokens, dtype=torch.int64)

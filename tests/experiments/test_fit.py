@@ -142,6 +142,35 @@ def test_the_next_step_is_begun_before_the_result_of_the_last_one_is_read(tmp_pa
         assert order["begun", number + 1] < order["read", number]
 
 
+def test_loggers_begin_before_the_first_step_and_none_after_the_last(tmp_path):
+    events = []
+
+    class Slow:
+        def begin(self, step):
+            events.append(("begin", step))
+
+        def log(self, step, metrics):
+            events.append(("log", step))
+
+    def step(state, batch):
+        events.append(("step", int(state.step) + 1))
+        return STEP(state, batch)
+
+    def go_on(total):
+        with Checkpoints(tmp_path / "checkpoints") as checkpoints:
+            run = run_in(tmp_path, checkpoints, total=total, log_every=2, save_every=0)
+            run.log.loggers.append(Slow())
+            fit(run, step, first_state(), task_of(None))
+
+    go_on(3)
+    assert events[:2] == [("begin", 1), ("step", 1)] and events[-1] == ("log", 3)
+    events.clear()
+    go_on(3)
+    assert events == [], "nothing is left to do"
+    go_on(5)
+    assert events[:2] == [("begin", 4), ("step", 4)]
+
+
 def test_training_ends_when_the_score_is_tired_and_the_best_weights_are_chosen(tmp_path, capsys):
     scripted = iter([5.0, 9.0, 7.0, 8.5, 8.0])
 

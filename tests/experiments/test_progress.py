@@ -224,6 +224,18 @@ def test_a_slow_step_is_named_with_its_cause_and_not_again_for_five_minutes(star
     ]
 
 
+def test_a_step_that_waits_for_a_logger_says_so(stream, clock):
+    def slow_log(step, numbers):
+        clock.seconds += 7.5
+
+    with Progress(31, slow_log, log_every=20, stream=stream, clock=clock) as progress:
+        for step in range(1, 31):
+            progress.add(step, metrics())
+            clock.seconds += 2.0
+    (line,) = (x for x in stream.getvalue().splitlines() if x.startswith("slow"))
+    assert line == "slow: step 21 took 9.5 s, the median is 2 s: logging took 7.5 s"
+
+
 @pytest.mark.parametrize(
     ("waits", "said"),
     [

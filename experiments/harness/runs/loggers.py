@@ -19,7 +19,11 @@ _DISK_SECONDS, _BUCKET_SECONDS = 10.0, 60.0
 
 
 class Logger(Protocol):
-    """Receives what a run logs; `flush()` and `close()`, if it has them, are called too."""
+    """Receives what a run logs.
+
+    If it has them, `begin(step)` is called before the first step, whose number is `step`, so that
+    no step waits for what takes long; `flush()` when a checkpoint is saved; `close()` at the end.
+    """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Takes the numbers of `step`."""
@@ -108,8 +112,8 @@ def _parse(line: bytes) -> dict | None:
 class TensorBoard:
     """A logger of TensorBoard's files, written in this thread: tensorboardX hangs if its own dies.
 
-    The file is opened by the first numbers. That of a `folder` in a bucket is written here, and
-    replaced there by `flush`.
+    The file is opened by `begin`, or by the first numbers. In a bucket, `flush` replaces it by a
+    file that is written on this machine.
     """
 
     def __init__(self, folder: Path):
@@ -118,9 +122,14 @@ class TensorBoard:
         self._local: Any = None  # the folder of the file of one in a bucket
         self._flushed = time.monotonic()
 
+    def begin(self, step: int) -> None:
+        """Loads the library, which takes seconds, and opens the file."""
+        if self._writer is None:
+            self._open(step)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Adds a point to each curve."""
-        self._writer = self._writer or self._open(step)
+        self.begin(step)
         for name, number in metrics.items():
             self._write(step, summary=self._summary.scalar(name, number))
         if time.monotonic() - self._flushed > (_BUCKET_SECONDS if self._local else _DISK_SECONDS):
@@ -146,7 +155,8 @@ class TensorBoard:
         if self._writer is not None:
             self._writer.close()
 
-    def _open(self, step: int) -> Any:
+    def _open(self, step: int) -> None:
+        """Begins a file, in which TensorBoard finds the points from `step` on."""
         self._summary = optional_dependencies.load("tensorboardX.summary")
         self._event = optional_dependencies.load("tensorboardX.proto.event_pb2")
         self._folder.mkdir(parents=True, exist_ok=True)
@@ -161,7 +171,6 @@ class TensorBoard:
         # TensorBoard then hides the events of earlier files from this step on.
         start = self._event.SessionLog(status=self._event.SessionLog.START)
         self._write(step, session_log=start)
-        return self._writer
 
     def _write(self, step: int, **content: Any) -> None:
         event = self._event.Event(wall_time=time.time(), step=step, **content)

@@ -69,6 +69,8 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         if distributed.is_first() and weights.exists():
             storage.remove(weights)  # it may name steps that go now
     log.resume(number, without=run.watched.name if evaluates() else None)
+    if number < total and not stopping.should_stop(training.patience):
+        log.call("begin", number + 1)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
     if config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")

@@ -15,7 +15,7 @@ from experiments.harness.runs import distributed, environment, run_folder, user_
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.training import build, named_values
-from experiments.harness.training.chips import peak_of
+from experiments.harness.training.chips import Peak, peak_of
 from experiments.harness.training.device_check import check_products
 from experiments.harness.training.devices import choose_devices
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
@@ -39,6 +39,7 @@ class OpenRun(Generic[C]):
     devices: Strategy
     """The devices that compute a step, and how they hold the parameters of its model."""
     checkpoints: Checkpoints
+    """The states that are saved in the run's folder."""
     log: Run
     """The run's folder, with its metrics and its environment."""
     watched: StoppingMetric
@@ -89,7 +90,7 @@ def open_run(
     loggers: Iterable[Logger] = (),
     parent: Callable[[C], C] = lambda config: config,
 ) -> Iterator[OpenRun[C]]:
-    """Within it, a run of `experiment` trains: its processes, devices, folder and checkpoints.
+    """A run of `experiment` that trains within the block: processes, devices, folder, checkpoints.
 
     `scores` are the names of the scores of every evaluation; early stopping goes by the first.
     `parent` gives a configuration the sizes of the run that it starts from. Raises `ConfigError`
@@ -115,26 +116,16 @@ def open_run(
         )
         log.loggers += build.build_loggers(config.training, log.folder, loggers)
         stack.callback(log.call, "close")  # also on a signal, or where training diverges
-        peak, training = peak_of(devices, config.model.dtype), config.training
+        peak = peak_of(devices, config.model.dtype)
         log.add_environment(setup=str(setup), utilization=str(peak))
         if config.verbose:
             display.say(f"{setup}\n{peak}")
-        total = config.optimizer.total_steps
-        steps = [f"{total:,} steps on {peak.devices} x {peak.kind}"]
-        for word, interval in (
-            ("evaluated", training.evaluate_every),
-            ("saved", training.save_every),
-        ):
-            if 0 < interval < total:
-                steps.append(f"{word} every {interval:,}")
-        display.say(
-            f"{log.folder}\n{', '.join(steps)}\nCtrl-C saves and ends; the same command goes on"
-        )
+        display.say(_announcement(config, log.folder, peak))
         known = environment.environment_of(log.folder).read(earlier=list)
         contact = FirstContact(kernels=remembered_kernels(known))
-        if setup.platform != "cpu":  # where the tests have compared them
+        if setup.platform != "cpu":  # on a CPU the tests have compared the products
             check_products(config.model.dtype, contact.checks)
-        keep = training.average_checkpoints + 1  # one may be damaged
+        keep = config.training.average_checkpoints + 1  # one may be damaged
         checkpoints = stack.enter_context(Checkpoints(log.folder / "checkpoints", keep=keep))
         run = OpenRun(
             config=config,
@@ -148,9 +139,20 @@ def open_run(
         )
         try:
             yield run
-        except Exception as error:  # a signal is none
+        except Exception as error:  # a signal is no Exception: it does not fail the run
             log.add_environment(failed=cli.sentence(error))
             raise
+
+
+def _announcement(config: ExperimentConfig, folder: Path, peak: Peak) -> str:
+    """The first lines on the screen: the folder, the work, and how to stop."""
+    total = config.optimizer.total_steps
+    work = [f"{total:,} steps on {peak.devices} x {peak.kind}"]
+    if 0 < config.training.evaluate_every < total:
+        work.append(f"evaluated every {config.training.evaluate_every:,}")
+    if 0 < config.training.save_every < total:
+        work.append(f"saved every {config.training.save_every:,}")
+    return f"{folder}\n{', '.join(work)}\nCtrl-C saves and ends; the same command goes on"
 
 
 def found_parts(config: ExperimentConfig, experiment: str) -> int | None:
@@ -169,7 +171,7 @@ def found_parts(config: ExperimentConfig, experiment: str) -> int | None:
 
 
 def with_parts(config: C, parts: int | None) -> C:
-    """`config` with a batch in so many `parts`; None keeps what it says."""
+    """`config` with a batch in `parts` parts; None leaves `config` as it is."""
     if parts is None:
         return config
     return replace(config, training=replace(config.training, grad_accumulation=parts))

@@ -120,7 +120,8 @@ class Progress:
         if is_logged:
             numbers |= self._memory()
             finite = {name: x for name, x in numbers.items() if math.isfinite(x)}
-            self._log(step.number, finite)
+            with self.held_up("logging"):
+                self._log(step.number, finite)
             if self._compares_hosts:
                 self._say_seldom("host", self._pace.compare_hosts())
             self._pace.sums.clear()
