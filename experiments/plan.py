@@ -41,7 +41,8 @@ def main(args: Sequence[str]) -> None:
     experiment, config, options = registry.parse(args, PlanOptions(), __doc__)
     training = registry.planned(experiment.__name__)
     config = training.prepare(config)
-    target, compiler = planning.parse_target(options.target), options.compiler
+    target = planning.parse_target(options.target)
+    compiler = options.compiler
     count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
     if compiler == "cpu":
         planning.start_devices(count)

@@ -207,7 +207,8 @@ def main(args: Sequence[str]) -> None:
     experiment, config, options = registry.parse(args, SweepOptions(), __doc__)
     variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
     cells = name_cells(config, read_vary(config, options.vary), variants, options.seeds)
-    runs, missing = open_cells(experiment, config, cells), 0
+    runs = open_cells(experiment, config, cells)
+    missing = 0
     if options.cell:
         if max(options.cell) >= len(runs):
             last = len(runs) - 1
@@ -236,7 +237,8 @@ def _run_jobs(runs: list[Any], jobs: int, args: Sequence[str]) -> None:
     """Trains the cells in `jobs` processes, each of which has every so many."""
     folder = storage.to_path(runs[0].runs) / "logs"
     with ExitStack() as stack:
-        logs, workers = stack.enter_context(storage.written_here(folder)), []
+        logs = stack.enter_context(storage.written_here(folder))
+        workers = []
         for job in range(min(jobs, len(runs))):
             log = stack.enter_context((logs / f"job{job}.txt").open("ab"))
             cells = map(str, range(job, len(runs), jobs))

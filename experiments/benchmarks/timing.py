@@ -168,7 +168,8 @@ class _Worker:
         context = multiprocessing.get_context("spawn")
         self._pool = stack.enter_context(ProcessPoolExecutor(1, mp_context=context))
         self._process = self._pool.submit(os.getpid).result()
-        self._allowed, self._end = timing.case_seconds, time.monotonic() + timing.case_seconds
+        self._allowed = timing.case_seconds
+        self._end = time.monotonic() + timing.case_seconds
         self.metadata: dict[str, Any] = self._call(_make, make, timing.warm_up)
 
     def measure(self, count: int) -> None:

@@ -203,7 +203,8 @@ def train(
         return init_train_state(params, optimizer, jax.random.key(1))
 
     step = devices.step(causal_loss(model), optimizer)
-    state, losses = devices.init(make_state), []
+    state = devices.init(make_state)
+    losses = []
     for number in range(options.steps):
         state, metrics = step(state, devices.shard_batch(repeating(number)))
         losses.append(float(metrics["loss"] / metrics["tokens"]))

@@ -78,7 +78,8 @@ def train_linen(held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     model: Any = LinenModel()
     optimizer = optax.adam(1e-2)
     params = jax.jit(model.init)(jax.random.key(0), held_out.series[:2])
-    state, losses = optimizer.init(params), []
+    state = optimizer.init(params)
+    losses = []
 
     @jax.jit
     def update(params, state, batch):
@@ -97,7 +98,8 @@ def train_linen(held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
 
 def train_nnx(held_out: SeriesBatch) -> tuple[list[float], jax.Array]:
     """Trains a model that is changed in place; returns the losses, and logits of `held_out`."""
-    model, losses = NNXModel(nnx.Rngs(0)), []
+    model = NNXModel(nnx.Rngs(0))
+    losses = []
     optimizer = nnx.Optimizer(model, optax.adam(1e-2), wrt=nnx.Param)
 
     @nnx.jit

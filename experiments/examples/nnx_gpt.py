@@ -60,7 +60,8 @@ def next_character(
 def generate(model: jf.NNXModel, prompt: np.ndarray, count: int, rngs: nnx.Rngs) -> list[int]:
     """`count` characters after `prompt`, which is not empty."""
     cache = model.init_cache(1, max_length=len(prompt) + count)
-    new, characters = jnp.asarray(prompt[:1]), []
+    new = jnp.asarray(prompt[:1])
+    characters = []
     for index in range(1, len(prompt) + count):
         new, cache = next_character(model, new, cache, rngs.sample())
         if index < len(prompt):

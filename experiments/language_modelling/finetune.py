@@ -179,7 +179,8 @@ def scored(
 def score(outputs: Outputs, data: Prepared, run: training.OpenRun, params: Any) -> None:
     """Writes and shows the scores of the test examples, and a table of them."""
     name = "test" if "test" in data.splits else "validation"
-    text, result = data.splits[name], scored(outputs, data, run, params, name)
+    text = data.splits[name]
+    result = scored(outputs, data, run, params, name)
     if distributed.is_first():
         end = "-losses" if "nats" in result.table else ""
         table = {column: list(cells) for column, cells in result.table.items()}

@@ -55,7 +55,8 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
 
 def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:
     """The tokenizer of what the run in `folder` starts from, copied there."""
-    path, tokenizer = folder / TOKENIZER, None
+    path = folder / TOKENIZER
+    tokenizer = None
     with display.phase("reading the tokenizer"):
         with distributed.together():
             if distributed.is_first() and not path.exists():

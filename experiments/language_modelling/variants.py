@@ -61,7 +61,8 @@ def scaling() -> Iterator[dict[str, Any]]:
             "model.num_decoder_layers": layers,
         }
         model = config_files.with_overrides(python_stdlib, sizes).model
-        rows, length = 8, python_stdlib.data.seq_len
+        rows = 8
+        length = python_stdlib.data.seq_len
         for budget in SCALING_BUDGETS:
             steps = round(budget / causal_flops(model, rows, length))
             yield {

@@ -62,7 +62,8 @@ def transformer(
 
     `norm_first` is the argument of torch's module; a state dict does not hold it.
     """
-    entries, text = [], "\n".join(state)
+    entries = []
+    text = "\n".join(state)
     for stack, layer in (("encoder", encoder_layer), ("decoder", decoder_layer)):
         theirs, ours = f"{prefix}{stack}", f"{scope}{stack}"
         numbers = re.findall(rf"^{re.escape(theirs)}\.layers\.(\d+)\.", text, re.M)

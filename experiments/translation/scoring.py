@@ -65,9 +65,11 @@ def evaluate(
     Moses tokenisation. A run's own metrics come last. A line of more than `max_len` tokens gets an
     empty translation, and a warning on stderr; a run whose sources are cut is scored so, too.
     """
-    config, length = loaded.config, 0
+    config = loaded.config
+    length = 0
     if config is not None:
-        language, length = language or config.data.target_language, config.data.source_len
+        language = language or config.data.target_language
+        length = config.data.source_len
     lines, blanked = prepare_sources(loaded, text.source, length)
     if blanked:
         print(f"warning: {describe_too_long(loaded.model, blanked)}", file=sys.stderr)

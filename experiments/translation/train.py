@@ -102,7 +102,9 @@ def evaluate(
     model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any, step: int
 ) -> training.EvaluationResult:
     """The scores of the validation text; the translations of a step are kept."""
-    loaded, text, search = translator(model, data, run, params), data.validation, run.config.search
+    loaded = translator(model, data, run, params)
+    text = data.validation
+    search = run.config.search
     if step:
         search = replace(search, beam_size=run.config.training.eval_beam_size)
     scores, hypotheses = scoring.evaluate(loaded, text, search)

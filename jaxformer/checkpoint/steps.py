@@ -61,7 +61,8 @@ class StepFolders:
         Warns once about each damaged step that is newer and skips it. Raises `CheckpointError`,
         with a reason for each, if there are committed steps but none is intact.
         """
-        committed, found = _committed(storage.folders(self.folder)), []
+        committed = _committed(storage.folders(self.folder))
+        found = []
         for step in reversed(committed):
             if step in self._damaged:
                 continue
@@ -140,7 +141,8 @@ class StepFolders:
         """
         complete = self.complete()
         regular = [step for step, saved in complete.items() if saved.regular]
-        newest, kept = max(complete), {*regular[-keep:], self.best(complete)}
+        newest = max(complete)
+        kept = {*regular[-keep:], self.best(complete)}
         for step in {*complete, *self._damaged} - kept:
             if step < newest:
                 self.remove(step)
@@ -186,7 +188,8 @@ def _committed(folders: Folders) -> list[int]:
 
 def on_process_zero(decide: Callable[[], int]) -> int:
     """The number >= 0 that `decide()` returns on process 0; if it raises, all processes raise."""
-    decision, refused = -1, None
+    decision = -1
+    refused = None
     if jax.process_index() == 0:
         try:
             decision = decide()

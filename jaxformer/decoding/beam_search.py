@@ -131,7 +131,9 @@ def begin_beams(
     `values` are the sentences' own settings, by the name of the field (`VALUES` of `config`); None:
     those of `config`. States of one program differ in them, and have equal other settings.
     """
-    batch, size, width = len(bos), _size(bos, max_new_tokens, config), config.beam_size
+    batch = len(bos)
+    size = _size(bos, max_new_tokens, config)
+    width = config.beam_size
     check_beams(cache, width)
     none = empty_hypotheses(batch, width, size)
     first = jnp.broadcast_to(jnp.asarray(bos, jnp.int32)[:, None], (batch, width))
@@ -243,7 +245,8 @@ def _best_tokens(
             norms = logsumexp(rows)[:, None]
         else:  # of log-probabilities, as in transformers
             shift = jnp.where((penalties != 1).any(), normalizers, 0 * normalizers)
-            rows, norms = penalize(logits - shift, penalties, tokens, lengths), normalizers - shift
+            rows = penalize(logits - shift, penalties, tokens, lengths)
+            norms = normalizers - shift
         rows = forbid_eos(constrained(rows), early, config.eos)
         if processors:
             rows, norms = apply_all(processors, rows - norms, *written), jnp.zeros_like(norms)
@@ -320,7 +323,8 @@ def _finish(beams: BeamState, extended: Hypotheses, ended: Bool[Array, "B C"]) -
     # A stopped sentence finishes nothing more, however long the others take.
     ending = ended[:, :beam_size] & ~beams.stopped[:, None]
     lengths = (beams.lengths + 1).astype(jnp.float32)[:, None]
-    kind, exponent = beams.rules.config.length_penalty_kind, beams.values["length_penalty"][:, None]
+    kind = beams.rules.config.length_penalty_kind
+    exponent = beams.values["length_penalty"][:, None]
     scores = length_penalty(kind, exponent, newly.scores, lengths)
     newly = newly._replace(scores=jnp.where(ending, scores, -jnp.inf))
     return beams.replace(lengths=beams.lengths + 1, finished=_best_half(beams.finished, newly))

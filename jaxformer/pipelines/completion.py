@@ -248,7 +248,8 @@ def _begin(
         eos = () if special.eos is None else (special.eos,)
     for token in eos:
         check_id("eos", token, model.config.vocab_size)
-    requests, encoded = [], prompt_ids(inputs, tokenizer)
+    requests = []
+    encoded = prompt_ids(inputs, tokenizer)
     for i, ids in enumerate(encoded):
         if not ids:
             if special.bos is None:
@@ -388,7 +389,8 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
         new, tokens = self._new_texts(texts)
         tokens = np.pad(tokens, ((0, 0), (0, max(0, self.room - tokens.shape[1]))))
         for start, width in self._plan(int(new.context.max())):
-            part, place = tokens[:, start : start + width], np.int32(start) if start else None
+            part = tokens[:, start : start + width]
+            place = np.int32(start) if start else None
             state = self.parts[width, start > 0](state, rows, new, part, place)
             yield state
 
@@ -455,7 +457,8 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
             history_lengths=column(map(len, wholes)),
             written=column(len(text.ids) for text in texts),
         )
-        values, context = row_values(call.config, count), column(map(len, contexts)) - 1
+        values = row_values(call.config, count)
+        context = column(map(len, contexts)) - 1
         missing = call.options.min_length - column(len(text.prompt) for text in texts)
         values["min_new_tokens"] = np.maximum(values["min_new_tokens"], missing)
         new_texts = NewTexts(prompts, context, values, np.uint32(call.options.seed))

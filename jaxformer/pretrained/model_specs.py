@@ -205,7 +205,8 @@ _known_shapes = lru_cache(maxsize=16)(_trace_shapes)
 def check_params(model: nn.Module, params: Mapping[str, Any]) -> None:
     """Raises `ConfigError`, naming the first one, for parameters that are not the model's."""
     leaves: dict[str, Any] = flatten_dict(dict(params), sep="/")
-    shapes, needed = {path: np.shape(leaf) for path, leaf in leaves.items()}, param_shapes(model)
+    shapes = {path: np.shape(leaf) for path, leaf in leaves.items()}
+    needed = param_shapes(model)
     for path in sorted(shapes.keys() | needed.keys()):
         if shapes.get(path) != needed.get(path):
             raise ConfigError(

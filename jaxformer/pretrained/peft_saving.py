@@ -87,7 +87,8 @@ def save_adapter(
     family, _ = families.find(base.config)
     spec, shapes = spec_of(model), param_shapes(model)
     weight_map = family.weight_map(spec, base.config)
-    written, changed = [], set()
+    written = []
+    changed = set()
     for entry in weight_map:
         given = {path: adapters[path] for path in entry.paths if path in adapters}
         if given:

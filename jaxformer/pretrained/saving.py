@@ -335,7 +335,8 @@ def _with_template(tokenizer: Tokenizer, spec: ModelSpec) -> Tokenizer:
     decoder = spec.kind in ("decoder", "bare_decoder", "decoder_classifier")
     if decoder or tokenizer.library_tokenizer.post_processor is not None:
         return tokenizer
-    library, special = optional_dependencies.load("tokenizers"), tokenizer.special
+    library = optional_dependencies.load("tokenizers")
+    special = tokenizer.special
     changed = tokenizer.to_library()
     bos = None if spec.kind == "encoder_decoder" else special.bos
     first, last = ([] if i is None else [tokenizer.token(i)] for i in (bos, special.eos))

@@ -183,7 +183,8 @@ def _orthogonalize_parts(
         )
     orthogonalize_rows = partial(orthogonalize, inputs=len(group.rows.sizes))
     result = compute_shared(orthogonalize_rows, jnp.concatenate(stacks), exchanges)
-    results, start = [], 0
+    results = []
+    start = 0
     for member, part, stack in zip(members, parts, stacks, strict=True):
         own = result[start : start + len(stack)]
         start += len(stack)

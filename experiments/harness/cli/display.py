@@ -68,7 +68,8 @@ class Screen:
         self.stream = stream
         self._phases: list[Phase] = []
         self._bars: Any = None
-        self._spoke, self._closed = threading.Event(), False
+        self._spoke = threading.Event()
+        self._closed = False
         encoding = (getattr(stream, "encoding", None) or "utf-8").lower().replace("-", "")
         if stream.isatty() and encoding == "utf8":
             with contextlib.suppress(optional_dependencies.MissingExtra):

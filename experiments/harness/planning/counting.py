@@ -221,7 +221,8 @@ class _Fused:
 
     def updates(self, output: Instruction) -> list[Instruction]:
         """The updates that make `output` of a parameter, in place; none if it is another array."""
-        updates, each = [], output
+        updates = []
+        each = output
         while each.opcode in (*_UPDATE, "bitcast"):
             if each.opcode in _UPDATE:
                 updates.append(each)

@@ -58,7 +58,8 @@ def report(
     yield f"{name} {cost.positions:,} tokens on {count} x {accelerator}, {where}; bytes per device"
     yield f"compiler            {_version(compiler)}; compiled is not run"
     run = plan_run(config, training, devices)
-    weights, optimizer = run.state.params, (run.state.opt_state, run.state.ema)
+    weights = run.state.params
+    optimizer = (run.state.opt_state, run.state.ema)
     number = sum(leaf.size for leaf in jax.tree.leaves(weights))
     sizes = (
         sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -171,7 +171,8 @@ def _around(path: list[_Region]) -> tuple[int, list[int]]:
     """
     loops = [number for number, region in enumerate(path) if region.is_loop]
     grid = path[loops[-1] :] if loops else path
-    step, copies = sum(region.rest for region in grid), []
+    step = sum(region.rest for region in grid)
+    copies = []
     for outer, inner in pairwise(grid):
         for region in outer.inside:
             if region is not inner and region.inside:
@@ -184,7 +185,8 @@ def _around(path: list[_Region]) -> tuple[int, list[int]]:
 
 def _regions(text: str) -> tuple[_Region, list[int]]:
     """The whole schedule with the regions within it, and the number of passes of its loops."""
-    at, spans = 0, set()
+    at = 0
+    spans = set()
     for line in text.splitlines():
         if place := re.match(r"\s*(?:0x([0-9a-f]+)|0)\s", line):
             at = int(place[1] or "0", 16)

@@ -83,7 +83,8 @@ def compare_groups(
 ) -> Comparison:
     """Compares `groups` of the runs in `paths`, with the first one, as `compare` does."""
     named = {storage.to_path(path) for path in paths}
-    passed_over, left_out = "", _LeftOut(named)
+    passed_over = ""
+    left_out = _LeftOut(named)
     if not metric:
         metric, passed_over = _default_metric(groups, left_out)
     scored = [(group, _scored_runs(group, metric, left_out)) for group in groups]

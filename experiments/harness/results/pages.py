@@ -71,7 +71,8 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
     files = {"scores.json": run.scores, "config.json": run.config, "env.json": run.environment}
     details = {name: _settings(content) for name, content in files.items()}
     if is_pretrained(folder):
-        warnings, unscored = ["This is a folder of transformers: it has no scores or curves."], ""
+        warnings = ["This is a folder of transformers: it has no scores or curves."]
+        unscored = ""
     else:
         warnings = [] if run.state == "done" else [run.describe_state()]
         unscored = "Not scored yet."
@@ -161,7 +162,8 @@ def _differing(groups: Sequence[Group]) -> Table | None:
 
 def _compared(comparison: Comparison, groups: Sequence[Group], styles: Styles) -> dict[str, Any]:
     """The scores of groups of runs, with the widest interval that is known of each."""
-    metric, values = comparison.metric, {group.name: group.values for group in groups}
+    metric = comparison.metric
+    values = {group.name: group.values for group in groups}
     intervals = {
         group.name: Interval(
             group.name,

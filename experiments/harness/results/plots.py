@@ -142,7 +142,8 @@ def draw_curves(
     Those of one name are their mean at the steps that all have, with a band from the least to the
     largest value; or a line each where there is no such step.
     """
-    kind, extremes = quantity(metric), []
+    kind = quantity(metric)
+    extremes = []
     for name, runs in named.items():
         color, dash = style[name]
         label = f"{name} ({len(runs)} runs)" if len(runs) > 1 else name
@@ -233,7 +234,8 @@ def score_by_value(
     metric: str, setting: str, lines: Mapping[str, Sequence[tuple[float, Interval]]]
 ) -> "Figure":
     """The score against the value of a setting; a line for each name, of the other settings."""
-    kind, xs = quantity(metric), [x for points in lines.values() for x, _ in points]
+    kind = quantity(metric)
+    xs = [x for points in lines.values() for x, _ in points]
     with _styled():
         figure = _figure(4.6, 2.6)
         axes = figure.subplots()
@@ -256,7 +258,8 @@ def score_by_value(
 
 def check_format(output: str) -> None:
     """Raises `ConfigError` for a file of pictures whose ending names no format."""
-    ending, known = Path(output).suffix[1:], _figure(1.0, 1.0).canvas.get_supported_filetypes()
+    ending = Path(output).suffix[1:]
+    known = _figure(1.0, 1.0).canvas.get_supported_filetypes()
     if ending not in known:
         raise ConfigError(f"output={output!r} must end in one of .{', .'.join(sorted(known))}")
 

@@ -74,7 +74,8 @@ class RunFacts:
         With `intervals` they are rounded to what other test items leave certain.
         """
         values = {x: y for x, y in numbers(self.scores).items() if x not in _NO_SCORES}
-        first, texts = main_metric(values), {}
+        first = main_metric(values)
+        texts = {}
         for metric in sorted(values, key=lambda name: name != first):
             sums = item_sums(self.folder, metric, self.scores) if intervals else None
             half = bootstrap.item_half_width(*sums) if sums and len(sums[0]) > 1 else math.nan
@@ -100,7 +101,8 @@ class RunFacts:
             "parent": self._begun_with(),
         }
         for metric in ("tokens_per_second", "mfu", "memory_peak"):
-            kind, values = quantity(metric), [x[metric] for x in self.lines if metric in x]
+            kind = quantity(metric)
+            values = [x[metric] for x in self.lines if metric in x]
             if values:
                 facts[kind.label] = f"{shown(kind.scale * float(np.median(values)))} {kind.unit}"
         return {name: text for name, text in facts.items() if text}

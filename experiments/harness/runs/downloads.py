@@ -89,7 +89,8 @@ def _download(group: DataSetFiles, file: str, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     print(f"downloading {url} to {path}", file=sys.stderr)
     with replacing(path) as part:
-        digest, size = hashlib.sha256(), 0
+        digest = hashlib.sha256()
+        size = 0
         with contextlib.ExitStack() as stack:
             out: Any = stack.enter_context(part.open("wb"))
             if group.zipped:  # the bytes depend on the content alone

@@ -18,7 +18,8 @@ from jaxformer.errors import DataError
 from jaxformer.storage import to_path
 
 _WHOLE = 2**26  # bytes up to which a file of a folder is compared whole
-_PIECES, _PIECE = 64, 2**16
+_PIECES = 64  # of a larger file that are compared
+_PIECE = 2**16  # bytes of a piece
 
 
 def check_shared(describe: Callable[[], Mapping[str, str]]) -> None:

@@ -26,7 +26,8 @@ class Accelerator(NamedTuple):
         return self.memory * self.share
 
 
-_GPU, _TPU = GPU_MEMORY_SHARE, 1.0
+_GPU = GPU_MEMORY_SHARE
+_TPU = 1.0
 
 # TFLOPS of NVIDIA's data sheets are with sparsity where they say so; half of these are without.
 ACCELERATORS = {

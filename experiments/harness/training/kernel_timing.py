@@ -21,8 +21,10 @@ MARGIN = 0.05
 """The second kernel is chosen where it takes less than the first one's time by more than this."""
 
 _SECONDS = 1.0  # of both kernels together, compiling not included
-_ROUNDS = 3, 50
-_MOST_EXAMPLES, _MOST_WEIGHTS = 8, 2**31
+_MIN_ROUNDS = 3
+_MAX_ROUNDS = 50
+_MAX_EXAMPLES = 8  # of the call that is timed
+_MAX_WEIGHTS = 2**31  # attention weights of the call that is timed
 _ARRAYS_OF_MASKS = "padding_mask", "query_segments", "key_segments", "explicit"
 
 
@@ -80,8 +82,8 @@ def seconds_of(functions: Sequence[Callable[..., Any]], call: AttentionSpec) -> 
         programs = [_program(partial(each, **options), mask, inputs) for each in functions]
         best = [np.inf] * len(programs)
         end = time.monotonic() + _SECONDS
-        for number in range(_ROUNDS[1]):
-            if number >= _ROUNDS[0] and time.monotonic() > end:
+        for number in range(_MAX_ROUNDS):
+            if number >= _MIN_ROUNDS and time.monotonic() > end:
                 break
             for n, program in enumerate(programs):
                 if program is not None:
@@ -117,9 +119,9 @@ def timed_call(spec: AttentionSpec) -> AttentionSpec:
 
     Both are smaller in a call that would take more than some milliseconds.
     """
-    batch, kv_heads = min(spec.batch, _MOST_EXAMPLES), spec.kv_heads
+    batch, kv_heads = min(spec.batch, _MAX_EXAMPLES), spec.kv_heads
     group = spec.heads // spec.kv_heads
-    while batch * kv_heads * group * spec.queries * spec.keys > _MOST_WEIGHTS:
+    while batch * kv_heads * group * spec.queries * spec.keys > _MAX_WEIGHTS:
         if batch > 1:
             batch //= 2
         elif kv_heads > 1:

@@ -92,7 +92,8 @@ def predict(
 
     The devices that have `params` share them; the last batch is filled up.
     """
-    devices, found = strategy_of(params), []
+    devices = strategy_of(params)
+    found = []
     for numbers in _in_parts(len(examples.example_ids), size):
         with devices.active():
             batch = devices.divide(take(examples, np.resize(numbers, size)))

@@ -144,7 +144,8 @@ def outputs(model: Any) -> Callable[[Any, Any], Any]:
     """The nats, the right tokens and the number of the tokens of answers of each row [B, 3]."""
 
     def sums(params: Any, batch: StreamBatch) -> jax.Array:
-        logits, labels = model.apply({"params": params}, *inputs(batch)), batch.tokens[:, 1:]
+        logits = model.apply({"params": params}, *inputs(batch))
+        labels = batch.tokens[:, 1:]
         log_probs = jax.nn.log_softmax(logits.astype(jnp.float32))
         nats = -jnp.take_along_axis(log_probs, labels[..., None], axis=-1)[..., 0]
         numbers = nats, jnp.argmax(logits, axis=-1) == labels, batch.loss_mask

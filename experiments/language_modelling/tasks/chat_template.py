@@ -70,7 +70,8 @@ class ChatTemplate(NamedTuple):
         space that the template writes only after the last message is in no answer. Raises
         `DataError` where the template writes earlier messages otherwise when later ones follow.
         """
-        text, spans = self.render(messages), []
+        text = self.render(messages)
+        spans = []
         for number, message in enumerate(messages):
             if message["role"] == "assistant":
                 asked = self.render(messages[:number], add_generation_prompt=True)

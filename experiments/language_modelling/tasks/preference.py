@@ -164,7 +164,8 @@ def _first_reference(
     parent = parent_of(run.config)
     if run.config.continue_from and parent is not None:
         return Record(parent.folder / REFERENCE).read()
-    params, size = finetune_start.read_weights(run), run.config.data.batch_size
+    params = finetune_start.read_weights(run)
+    size = run.config.data.batch_size
     compute = jax.jit(partial(answer_log_probs, model))
     return {split: predict(compute, params, x, size).tolist() for split, x in rows.items()}
 

@@ -69,7 +69,8 @@ def encode(
     that the one before has not.
     """
     length, doc_stride = config.data.seq_len, config.task.doc_stride
-    library, rows = tokenizer.library_tokenizer, row_tokenizer(config, tokenizer)
+    library = tokenizer.library_tokenizer
+    rows = row_tokenizer(config, tokenizer)
     rows.enable_truncation(length, stride=doc_stride, strategy="only_second")
     frame = rows.num_special_tokens_to_add(True)
     windows, answers, of, offsets = [], [], [], []

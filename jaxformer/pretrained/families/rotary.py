@@ -133,7 +133,8 @@ def rotary_by_layer(base: float, window_base: float) -> config_keys.Key:
     def write(config: TransformerConfig) -> dict[str, Any]:
         positions: Any = config.positions
         theta = positions.base if positions.window_base is None else positions.window_base
-        hf, other = _write(old, "", config), {"rope_type": "default", "rope_theta": theta}
+        hf = _write(old, "", config)
+        other = {"rope_type": "default", "rope_theta": theta}
         return hf | {
             local: theta,
             "rope_parameters": {full: hf["rope_parameters"], windowed: other},

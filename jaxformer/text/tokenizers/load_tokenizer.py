@@ -173,7 +173,8 @@ def _read_gpt2(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer"
     Those of Qwen2 cut texts elsewhere, those of RoBERTa and BART stand between two tokens.
     """
     library = optional_dependencies.load("tokenizers")
-    vocabulary, path = _read_vocabulary(folder / "vocab.json"), folder / "merges.txt"
+    vocabulary = _read_vocabulary(folder / "vocab.json")
+    path = folder / "merges.txt"
     try:
         _, merges = library.models.BPE.read_file(str(folder / "vocab.json"), str(path))
         model = library.models.BPE(vocabulary, merges, unk_token=find_role("unk", vocabulary))
