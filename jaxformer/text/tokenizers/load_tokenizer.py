@@ -58,10 +58,10 @@ def load(path: str | os.PathLike[str]) -> Tokenizer:
     """
     path = to_path(path)
     if not path.is_dir():
-        said = config_path(path)
-        if not said.exists():
+        named_roles = config_path(path)
+        if not named_roles.exists():
             return Tokenizer(_read_json(path))
-        settings = FolderSettings(path.parent, said.name)
+        settings = FolderSettings(path.parent, named_roles.name)
         languages = settings.config.get("languages")
         return Tokenizer(
             _read_json(path),
@@ -99,7 +99,7 @@ def _of_folder(
 
 
 def has_tokenizer(folder: Path) -> bool:
-    """Whether `folder` has all files of one of `TOKENIZER_FILES`, or those of tiktoken."""
+    """Whether `folder` has all files of one of `TOKENIZER_FILES`, or tiktoken's."""
     return _reader(folder) is not None
 
 
@@ -112,7 +112,8 @@ def _reader(folder: Path) -> Callable[[Path, FolderSettings], "tokenizers.Tokeni
 
 def load_pair(path: str | os.PathLike[str]) -> tuple[Tokenizer, Tokenizer]:
     """The tokenizers of source and target; one object except in Marian's folders. See `load`."""
-    path, source = Path(path), load(path)
+    path = Path(path)
+    source = load(path)
     marian = (path / name for name in _MARIAN)
     if (path / "tokenizer.json").exists() or not all(file.exists() for file in marian):
         return source, source
@@ -137,7 +138,7 @@ def _read_json(path: Path) -> "tokenizers.Tokenizer":
 
 
 def _read_whole(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
-    """tokenizer.json, of which settings of BERT's and GPT-2's classes change some parts."""
+    """tokenizer.json; the settings of BERT's and GPT-2's classes replace parts of it."""
     tokenizer = _read_json(folder / "tokenizer.json")
     library = optional_dependencies.load("tokenizers")
     if settings.kind in _BERT and isinstance(
@@ -152,9 +153,9 @@ def _read_whole(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer
 
 
 def _clean_up_spaces(tokenizer: "tokenizers.Tokenizer", settings: FolderSettings) -> None:
-    """Makes texts that are decoded lose the spaces before signs, if the folder asks for it.
+    """Makes decoding remove the spaces before punctuation, if the folder asks for it.
 
-    Those of BPE keep them, as in transformers (version 5).
+    BPE keeps them, as in transformers (version 5).
     """
     library = optional_dependencies.load("tokenizers")
     asked = settings.option("clean_up_tokenization_spaces", False)
@@ -170,7 +171,7 @@ def _clean_up_spaces(tokenizer: "tokenizers.Tokenizer", settings: FolderSettings
 def _read_gpt2(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer":
     """Byte-level BPE with the byte alphabet of GPT-2 (Radford et al. 2019, 2.2) and its relatives.
 
-    Those of Qwen2 cut texts elsewhere, those of RoBERTa and BART stand between two tokens.
+    Qwen2 cuts texts into words by another rule; RoBERTa and BART put a text between two tokens.
     """
     library = optional_dependencies.load("tokenizers")
     vocabulary = _read_vocabulary(folder / "vocab.json")
@@ -199,7 +200,7 @@ def _read_gpt2(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenizer"
 
 
 def _add_tokens(tokenizer: "tokenizers.Tokenizer", folder: Path, settings: FolderSettings) -> None:
-    """Adds the tokens that the folder has beside its vocabulary, with their ids."""
+    """Adds the folder's tokens that are not in its vocabulary, with their ids."""
     make = optional_dependencies.load("tokenizers").AddedToken
     for index in sorted(settings.added):
         token = dict(settings.added[index])
@@ -217,7 +218,7 @@ def _add_tokens(tokenizer: "tokenizers.Tokenizer", folder: Path, settings: Folde
 
 
 def _add_template(tokenizer: "tokenizers.Tokenizer", settings: FolderSettings) -> None:
-    """Puts the special tokens around texts that tokenizers of this kind put there."""
+    """Makes encoding put special tokens around texts, as tokenizers of this kind do."""
     wanted = settings.roles or {}
     first, last = (
         wanted.get(role) or find_role(role, tokenizer.get_vocab()) for role in ("bos", "eos")
@@ -293,7 +294,7 @@ def _read_m2m100(folder: Path, settings: FolderSettings) -> "tokenizers.Tokenize
 
 
 def _ending_in(tokenizer: "tokenizers.Tokenizer", name: str) -> "tokenizers.Tokenizer":
-    """`tokenizer`, of whose texts each ends in the token `name`."""
+    """`tokenizer`, which now ends each text with the token `name`."""
     processors = optional_dependencies.load("tokenizers").processors
     tokenizer.post_processor = processors.TemplateProcessing(
         single=["$A", name], special_tokens=[(name, tokenizer.token_to_id(name))]

@@ -62,13 +62,13 @@ ROLE_NAMES: dict[str, tuple[str, ...]] = {
 
 
 def find_role(role: str, tokens: Iterable[str]) -> str | None:
-    """The one of `tokens` with the role `role`, or None."""
+    """The token in `tokens` whose name has the role `role`, or None."""
     tokens = set(tokens)
     return next((name for name in ROLE_NAMES[role] if name in tokens), None)
 
 
 def all_special_ids(tokenizer: "tokenizers.Tokenizer") -> dict[str, int]:
-    """The ids of all special tokens of the tokenizer by name, with a role or without."""
+    """The id of every special token of the tokenizer by its name, whether it has a role or not."""
     added = tokenizer.get_added_tokens_decoder()
     return {token.content: index for index, token in added.items() if token.special}
 
@@ -78,7 +78,7 @@ def find_special_tokens(
 ) -> SpecialTokens:
     """The ids of the special tokens that have a role.
 
-    `roles` names the token of each role; None: the one with a name of `ROLE_NAMES`.
+    `roles` names the token of each role; None: tokens are recognised by the names in `ROLE_NAMES`.
     """
     ids = all_special_ids(tokenizer)
     if roles is None:
@@ -89,10 +89,10 @@ def find_special_tokens(
 def with_same_model(
     tokenizer: "tokenizers.Tokenizer", not_special: Set[int] = frozenset()
 ) -> "tokenizers.Tokenizer":
-    """A tokenizer of the library with the parts of `tokenizer`; both hold one model.
+    """A new tokenizer of the library with the parts of `tokenizer`, without cutting and padding.
 
-    Its texts are neither cut nor padded. The added tokens with the ids `not_special` are ordinary
-    ones in it. A copy of a model takes seconds for a vocabulary of 262,144 tokens.
+    Both share one model, because copying the model of 262,144 tokens takes seconds. In the new one
+    the added tokens with the ids `not_special` are ordinary tokens.
     """
     library = optional_dependencies.load("tokenizers")
     made = library.Tokenizer(tokenizer.model)
@@ -118,35 +118,45 @@ def _as_ordinary(token: "tokenizers.AddedToken") -> "tokenizers.AddedToken":
 
 
 def find_template(tokenizer: "tokenizers.Tokenizer") -> Template | None:
-    """The special tokens that the tokenizer puts around a text; None: none."""
-    found = None
-    state = tokenizer.post_processor and json.loads(tokenizer.post_processor.__getstate__())
-    for step in [] if not state else state.get("processors", [state]):
+    """The special tokens that the tokenizer puts around a text; None: it puts none."""
+    if tokenizer.post_processor is None:
+        return None
+    state = json.loads(tokenizer.post_processor.__getstate__())
+    found = _NOTHING
+    for step in state.get("processors", [state]):
         if step["type"] == "TemplateProcessing":
-            ids = {name: token["ids"] for name, token in step["special_tokens"].items()}
-            places = [ids.get(each.get("SpecialToken", {}).get("id")) for each in step["single"]]
-            text = places.index(None)
-            sides = places[:text], places[text + 1 :]
-            before, after = (tuple(i for ids in side for i in ids or ()) for side in sides)
-            found = Template(before, after)
+            found = _template_of(step)
         elif step["type"] in ("BertProcessing", "RobertaProcessing"):
             found = Template((step["cls"][1],), (step["sep"][1],))
-    return found if found != _NOTHING else None
+    return None if found == _NOTHING else found
+
+
+def _template_of(step: Mapping[str, Any]) -> Template:
+    """The template in the JSON of a `TemplateProcessing`, for a single text."""
+    before: list[int] = []
+    after: list[int] = []
+    side = before
+    for piece in step["single"]:
+        if "SpecialToken" in piece:
+            side += step["special_tokens"][piece["SpecialToken"]["id"]]["ids"]
+        else:  # the text
+            side = after
+    return Template(tuple(before), tuple(after))
 
 
 class Tokenizer:
     """Converts text to a list of ids and back, with a tokenizer of the `tokenizers` library.
 
-    `roles` names the special token of each role, or None for a role without one, where a folder
-    says it; otherwise they are found by their names. `languages` are a translator's, of its texts.
-    `model_vocab_size` is the number of ids of the model that reads them, where that is known: some
-    published models have fewer than their tokenizer. Tokens added to the vocabulary may have
-    further ids, and a text that gives one is refused.
+    `roles` is what a folder says of its special tokens: the name of the token of each role, None
+    for a role without a token. Without `roles` the tokens are recognised by their names.
+    `languages` are the languages of a translator's texts. `model_vocab_size` is the number of ids
+    that the model has: some published models have fewer than their tokenizer. A text with a token
+    beyond it is refused.
 
     Attributes: `special`, the ids of the special tokens that have a role; `special_ids`, the id of
     every special token by its name; `template`, the special tokens that it puts around a text, None
-    if it puts none; `vocab_size`, the highest id that a text may have plus one. It holds the model
-    of the library's tokenizer: a model that is trained again changes both.
+    if it puts none; `vocab_size`, the highest id that a text may have plus one. It shares the model
+    with the library's tokenizer that it was made of: training that one again changes both.
 
     >>> tokenizer = jf.train_bpe(["a rose is a rose"], 264)
     >>> ids = tokenizer.encode("a rose")
@@ -240,7 +250,7 @@ class Tokenizer:
 
     @property
     def padding_id(self) -> int:
-        """The id that fills rows up: that of padding, 0 without one.
+        """The id that fills rows up: the padding token's, or 0 if there is none.
 
         Raises `DataError` for an id that the model lacks.
         """
@@ -300,11 +310,10 @@ class Tokenizer:
     ) -> list[list[int]]:
         """The ids that a model reads for each text, as the folder's own tokenizer gives them.
 
-        They stand between the special tokens of the tokenizer's template, or of the `language` of
-        the texts (None: the folder's); of a tokenizer without either, between those of `default`.
-        The names of the mask and of T5's sentinels, which are meant to be typed, are these tokens;
-        the names of other special tokens are ordinary text. Raises `ConfigError` for an unknown
-        language.
+        Special tokens are put around each text: by `language`, if the tokenizer marks languages
+        (None: the folder's language), else by its template, else by `default`. In a text, the names
+        of the mask and of T5's sentinels stand for these tokens, since people type them; the names
+        of other special tokens are ordinary text. Raises `ConfigError` for an unknown language.
         """
         first, last = self.template or default
         if self.languages is not None:
@@ -336,10 +345,10 @@ class Tokenizer:
     def encode_with_special(
         self, texts: Sequence[str]
     ) -> list[tuple[list[int], list[tuple[int, int]]]]:
-        """The ids of each text, in which the name of a special token is that token.
+        """(ids, spans) of each text, in which the name of a special token is that token.
 
-        With them start and end in the text of what each id stands for. For text that a program has
-        written, such as a chat template; `encode` takes all names for text.
+        A span is where the characters of an id begin and end in the text. For text that a program
+        has written, such as a chat template; `encode` takes all names for text.
         """
         check_list("texts", texts)
         encodings = self._with_special.encode_batch(list(texts), add_special_tokens=False)
@@ -357,7 +366,8 @@ class Tokenizer:
 
     def decode_batch(self, batch: Iterable[Sequence[int]]) -> list[str]:
         """The text of every list of ids; see `decode`."""
-        rows, size = [np.asarray(ids) for ids in batch], self.vocab_size
+        rows = [np.asarray(ids) for ids in batch]
+        size = self.vocab_size
         for row in rows:
             if row.size and (row.ndim != 1 or row.dtype.kind not in "iu"):
                 raise DataError(f"ids must be a sequence of integers, got {shorten(repr(row))}")
@@ -390,7 +400,7 @@ class Tokenizer:
                 unfinished.write_text(json.dumps(named, indent=2), encoding="utf-8")
 
     def _ids(self, tokenizer: "tokenizers.Tokenizer", lines: list[str]) -> list[list[int]]:
-        """The ids of every line; pieces that only the vocabulary has are not unknown."""
+        """The ids of every line. A piece that the vocabulary has and its model lacks is known."""
         if not self._vocabulary_only:
             encodings = tokenizer.encode_batch_fast(lines, add_special_tokens=False)
             return [encoding.ids for encoding in encodings]
@@ -412,7 +422,7 @@ class Tokenizer:
 
 
 def _any_of(names: Iterable[str]) -> re.Pattern[str]:
-    """The pattern of any of `names`; of two at one place the longer one."""
+    """A pattern that matches any of `names`, the longest one at a place."""
     longest_first = sorted(filter(None, names), key=len, reverse=True)
     return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
@@ -428,15 +438,15 @@ def require_standard_ids(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def config_path(path: Path) -> Path:
-    """The file that says the roles of the tokens of the tokenizer in the file `path`."""
+    """The file beside the tokenizer's file `path` that names the roles of its tokens."""
     return path.with_name(f"{path.stem}_config.json")
 
 
 def check_list(name: str, texts: Any) -> None:
-    """Raises `DataError` unless `texts`, called `name` in the error, may be several texts in order.
+    """Raises `DataError` for `texts` that are no sequence of texts; the error calls them `name`.
 
-    A string gives its letters, a mapping its keys, and a table such as a DataFrame the names of its
-    columns; an array without dimensions gives nothing.
+    Iterating would give the letters of a string, the keys of a mapping, the names of the columns of
+    a table such as a DataFrame, and nothing of an array without dimensions.
     """
     kind = type(texts).__name__
     if isinstance(texts, str):

@@ -165,12 +165,12 @@ def _added(
 
 def _cut_words(lines: Iterable[str]) -> Iterator[str]:
     """`lines` with a space in words that are too long, as in a text without spaces."""
-    is_news = True
+    has_warned = False
     for line in lines:
         if len(line) > _LONGEST_WORD and any(len(x) > _LONGEST_WORD for x in line.split()):
             line, cuts = _LONG_WORD.subn(r"\1 ", line)
-            if cuts and is_news:
-                is_news = False
+            if cuts and not has_warned:
+                has_warned = True
                 warnings.warn(
                     f"words of more than {_LONGEST_WORD:,} characters are cut while the vocabulary "
                     "is learned: does the text lack spaces?",
@@ -181,13 +181,14 @@ def _cut_words(lines: Iterable[str]) -> Iterator[str]:
 
 def _some_text(lines: Iterable[str]) -> Iterator[str]:
     check_list("lines of the training text", lines)
-    empty = True
+    is_blank = True
     for number, line in enumerate(lines, start=1):
         if not is_text(line):
             raise DataError(f"line {number} of the training text: {why_not_text(line)}")
-        empty = empty and not line.strip()
+        if line.strip():
+            is_blank = False
         yield line
-    if empty:
+    if is_blank:
         raise DataError("a tokenizer needs text to learn from; all lines given were blank")
 
 
