@@ -9,6 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
+from enum import IntEnum
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,17 @@ from jaxformer.errors import CheckpointError, ConfigError, listed
 from jaxformer.training.lora import merge_adapters
 
 _FULL = os.strerror(errno.ENOSPC)
-_SAVE, _SAVED, _NO_ROOM = range(3)
 # Bytes on disk beside the numbers, as measured with 1 to 1,000 arrays.
-_OF_EACH_STEP, _OF_EACH_ARRAY = 45_000, 2_000
+_OF_EACH_STEP = 45_000
+_OF_EACH_ARRAY = 2_000
+
+
+class _Decision(IntEnum):
+    """The first process's decision about a step to be saved."""
+
+    SAVE = 0
+    IS_SAVED = 1
+    NO_ROOM = 2
 
 
 class Checkpoints:
@@ -104,7 +113,7 @@ class Checkpoints:
         self._open()
         self.wait()
         decision = on_process_zero(lambda: self._decide(step, state))
-        if decision == _SAVED:
+        if decision == _Decision.IS_SAVED:
             return
         self._steps.forget(step)
         leaves = manifest.describe(jax.tree.map(stored_shape, state))
@@ -113,7 +122,7 @@ class Checkpoints:
         pieces = jax.tree.map(lambda _: ocp.SaveArgs(chunk_byte_size=PIECE), arrays)
         stored = ocp.args.PyTreeSave(arrays, save_args=pieces)
         with self._writing():
-            if decision == _NO_ROOM:  # once begun, each library would say it on its own
+            if decision == _Decision.NO_ROOM:  # once begun, each library would say it on its own
                 raise OSError(errno.ENOSPC, _FULL)
             assert self._writer is not None and self._thread is not None
             items = ocp.args.Composite(state=stored)
@@ -269,22 +278,23 @@ class Checkpoints:
     def _open(self) -> None:
         """Locks the folder, removes what a killed process left and skips damaged steps."""
 
-        def begin() -> int:
+        def lock_and_clear() -> int | None:
             self._lock = lock(self.folder)
             newest = self.newest_step()
             self._steps.check_uncommitted(newest)
             self._steps.clear()
-            return 0 if newest is None else 1 + newest
+            return newest
 
         if self._writer is not None:
             return
         try:
-            self._steps.skip_newer(on_process_zero(begin) - 1)
+            newest = on_process_zero(lock_and_clear)
+            self._steps.skip_newer(-1 if newest is None else newest)
         except BaseException:
             self._release()
             raise
         for name in ("absl", "asyncio"):
-            logging.getLogger(name).addFilter(_is_news)
+            logging.getLogger(name).addFilter(_is_not_raised)
         self._writer = _make_writer(self.folder)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="commit")
 
@@ -314,17 +324,18 @@ class Checkpoints:
             manifest.commit(self._steps.path(step), content, self._check_lock)
             self._steps.prune(self._keep)
 
-    def _decide(self, step: int, state: Any) -> int:
+    def _decide(self, step: int, state: Any) -> _Decision:
         self._check_lock()
         if step in self.steps():
-            return _SAVED
+            return _Decision.IS_SAVED
         if self._steps.is_committed(step):  # but damaged
             self._steps.remove(step)
         shapes = jax.tree.leaves(jax.tree.map(stored_shape, state))
         size = sum(x.size * x.dtype.itemsize + _OF_EACH_ARRAY for x in shapes) + _OF_EACH_STEP
-        in_bucket = storage.is_in_bucket(self.folder)
         self.folder.mkdir(parents=True, exist_ok=True)  # somebody may have removed it
-        return _NO_ROOM if not in_bucket and shutil.disk_usage(self.folder).free < size else _SAVE
+        if storage.is_in_bucket(self.folder) or shutil.disk_usage(self.folder).free >= size:
+            return _Decision.SAVE
+        return _Decision.NO_ROOM
 
     def _check_lock(self) -> None:
         """Raises `ConfigError` if another run has taken the folder over."""
@@ -359,23 +370,29 @@ class Checkpoints:
             raise  # the step that computed the state has failed, not the disk
         except Exception as error:  # orbax raises many kinds of errors
             self._recover()
-            if isinstance(error, OSError) and error.errno == errno.ENOSPC or _FULL in str(error):
-                said = f"a checkpoint could not be written, {_FULL}: free some, and start again"
-                raise OSError(errno.ENOSPC, said, str(self.folder)) from error
-            said = f"a checkpoint could not be written to {self.folder}: {error}"
-            raise OSError(said) from error
+            has_no_room = isinstance(error, OSError) and error.errno == errno.ENOSPC
+            if has_no_room or _FULL in str(error):
+                message = f"a checkpoint could not be written, {_FULL}: free some, and start again"
+                raise OSError(errno.ENOSPC, message, str(self.folder)) from error
+            message = f"a checkpoint could not be written to {self.folder}: {error}"
+            raise OSError(message) from error
 
 
 def _make_writer(folder: Path) -> ocp.AsyncCheckpointer:
-    """Orbax's writer of checkpoints, which marks the end of one where nothing can be renamed."""
-    way = ocp.path.atomicity.CommitFileTemporaryPath if storage.is_in_bucket(folder) else None
-    options = ocp.CompositeOptions(temporary_path_class=way)
+    """Orbax's writer of checkpoints.
+
+    It renames a folder that is complete; in a bucket, where nothing can be renamed, it adds a file.
+    """
+    path_class = None
+    if storage.is_in_bucket(folder):
+        path_class = ocp.path.atomicity.CommitFileTemporaryPath
+    options = ocp.CompositeOptions(temporary_path_class=path_class)
     handler = ocp.CompositeCheckpointHandler(composite_options=options)
-    return ocp.AsyncCheckpointer(handler, temporary_path_class=way)
+    return ocp.AsyncCheckpointer(handler, temporary_path_class=path_class)
 
 
-def _is_news(record: logging.LogRecord) -> bool:
-    """Whether a line of a log is none about an error of a save, which orbax also raises."""
+def _is_not_raised(record: logging.LogRecord) -> bool:
+    """False for a line of a log about a failed save: orbax raises that error, too."""
     return not (record.exc_info and "orbax" in f"{record.pathname} {record.getMessage()}")
 
 

@@ -6,6 +6,7 @@ Process 0 decides; the others receive the decision.
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import jax
 
@@ -13,6 +14,8 @@ from jaxformer import storage
 from jaxformer.checkpoint import manifest
 from jaxformer.distributed.processes import agreed
 from jaxformer.errors import CheckpointError
+
+D = TypeVar("D", bound=int | None)
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _WRITTEN = "commit_success.txt"  # orbax's last file of a step in a bucket
@@ -186,16 +189,24 @@ def _committed(folders: Folders) -> list[int]:
     return [step for step, files in _numbered(folders).items() if manifest.NAME in files]
 
 
-def on_process_zero(decide: Callable[[], int]) -> int:
-    """The number >= 0 that `decide()` returns on process 0; if it raises, all processes raise."""
-    decision = -1
+def on_process_zero(decide: Callable[[], D]) -> D:
+    """The result of `decide()` on process 0: a number >= 0 or None. If it raises, all raise."""
+    sent = _RAISED
     refused = None
     if jax.process_index() == 0:
         try:
             decision = decide()
+            sent = _NONE if decision is None else decision
         except (ValueError, OSError) as error:
             refused = error
-    decision = int(agreed(decision))
-    if decision == -1:
+    received: Any = int(agreed(sent))
+    if received == _RAISED:
         raise refused or CheckpointError("the first process rejected the checkpoint: see its error")
-    return decision
+    if received == _NONE:
+        received = None
+    return received
+
+
+_RAISED = -1
+_NONE = -2
+"""Numbers that stand for an error and for None on the way to all processes."""
