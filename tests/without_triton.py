@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 import jaxformer as jf
-from jaxformer.decoding import Prompts
+from jaxformer.decoding import SamplerInputs
 from jaxformer.pipelines import translate_ids
 from tests.training.test_first_losses import LENGTH, PRESETS, VOCAB, measured, small_config
 
@@ -50,7 +50,7 @@ def check_decoding(name, preset):
         model = jf.DecoderOnly(config)
         params = jax.jit(model.init)(jax.random.key(0), ids)["params"]
         cache = model.apply({"params": params}, 3, max_length=LENGTH, method="init_cache")
-        prompts = Prompts(ids[:, -1], limits, example_ids=np.arange(3))
+        prompts = SamplerInputs(ids[:, -1], limits, example_ids=np.arange(3))
         sampling = jf.SamplingConfig(max_new_tokens=LENGTH - 6)
         step = jf.make_step_fn(model, params)
         found = jax.jit(jf.sample, static_argnums=4)(

@@ -13,7 +13,7 @@ import numpy as np
 from experiments.benchmarks.timing import Case, compiled_texts, random_params
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer.config import Checked, Count, TransformerConfig, with_fields
-from jaxformer.decoding import Prompts, SamplingConfig, sample
+from jaxformer.decoding import SamplerInputs, SamplingConfig, sample
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines import make_step_fn
 
@@ -66,7 +66,7 @@ def jax_sample(work: GreedyText) -> Case:
         if work.prompt_len > 1:
             before = prompts[:, None, :-1]
             _, cache = model.apply({"params": params}, before, cache, method="decode_step")
-        inputs = Prompts(prompts[:, -1], jnp.full(size, work.new_tokens), ids)
+        inputs = SamplerInputs(prompts[:, -1], jnp.full(size, work.new_tokens), ids)
         return sample(make_step_fn(model, params), cache, inputs, rng, config).tokens[:, 0]
 
     shapes = jax.eval_shape(lambda params: init_cache(params, work.batch_size), params)

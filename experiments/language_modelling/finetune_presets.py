@@ -30,8 +30,8 @@ class TaskOptions(Checked):
     """Rows to learn from, chosen by the seed, as evenly over the labels as possible; 0: all."""
     from_scratch: bool = False
     """Learns from random weights, with the sizes and the tokenizer of --init_from."""
-    pooling: Literal["own", "mean"] = "own"
-    """The vector that a classifier sees. own: a causal model's of the last token, an encoder's of
+    pooling: Literal["token", "mean"] = "token"
+    """The vector that a classifier sees. token: a causal model's of the last token, an encoder's of
     the first; mean: the mean of the tokens' vectors."""
     doc_stride: Natural = 32
     """Tokens that neighbouring windows of a long context share (spans)."""

@@ -14,11 +14,11 @@ from jaxformer.config import (
     Count,
     EmbeddingOptions,
     FeedForwardOptions,
-    Fraction,
     Natural,
     NormOptions,
     Rotary,
     TransformerConfig,
+    UnitInterval,
 )
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
@@ -59,7 +59,7 @@ class DataConfig(Checked):
     """Sequences of a batch."""
     seq_len: Count = 256
     """Tokens of a sequence."""
-    mask_prob: Fraction = 0.15
+    mask_prob: UnitInterval = 0.15
     """Share of the tokens that a masked model has to predict."""
     next_sentence: bool = False
     """A masked model also predicts whether the second half of a sequence follows the first."""

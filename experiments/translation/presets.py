@@ -10,13 +10,13 @@ from jaxformer.config import (
     TRANSFORMER_BIG,
     Checked,
     Count,
-    Fraction,
     Natural,
     NormOptions,
     OutputOptions,
     Rotary,
     Sinusoidal,
     TransformerConfig,
+    UnitInterval,
 )
 from jaxformer.decoding import SearchConfig, TranslationOptions
 from jaxformer.errors import ConfigError
@@ -88,7 +88,7 @@ class DataConfig(Checked):
 class TrainingConfig(training_config.TrainingConfig):
     """Settings of a translation's training."""
 
-    label_smoothing: Fraction = 0.1
+    label_smoothing: UnitInterval = 0.1
     """Share of each label's probability that is spread over the vocabulary."""
     eval_beam_size: Count = 1
     """Beam size of the evaluations during training; 1 is greedy."""

@@ -6,13 +6,13 @@ Checks of fields, plain JSON and back, and values by the name package.module:nam
 from jaxformer.config.checks import (
     Checked,
     Count,
-    Fraction,
     Natural,
     NonNegative,
-    Pattern,
     Positive,
     Range,
+    Regex,
     Seed,
+    UnitInterval,
 )
 from jaxformer.config.import_names import (
     check_trusted,
@@ -70,7 +70,7 @@ __all__ = [
     "EmbeddingOptions",
     "ExpertOptions",
     "FeedForwardOptions",
-    "Fraction",
+    "UnitInterval",
     "Learned",
     "Linear",
     "Llama3",
@@ -80,7 +80,7 @@ __all__ = [
     "NonNegative",
     "NormOptions",
     "OutputOptions",
-    "Pattern",
+    "Regex",
     "PositionScheme",
     "Positive",
     "Range",

@@ -4,7 +4,7 @@
 >>> @dataclass(frozen=True)
 ... class Training(Checked):
 ...     steps: Count = 100
-...     dropout_rate: Fraction = 0.0
+...     dropout_rate: UnitInterval = 0.0
 >>> Training(steps=0)
 Traceback (most recent call last):
     ...
@@ -55,9 +55,9 @@ Positive = Annotated[float, Range(0, bounds="()")]
 """A finite number above 0."""
 NonNegative = Annotated[float, Range(0)]
 """A finite number of at least 0."""
-Fraction = Annotated[float, Range(0, 1)]
+UnitInterval = Annotated[float, Range(0, 1)]
 """A number of at least 0 and below 1."""
-Pattern = Annotated[str, _PATTERN]
+Regex = Annotated[str, _PATTERN]
 """A regular expression."""
 
 _TYPES: dict[Any, tuple[type, str, str]] = {

@@ -10,7 +10,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from jax import Array
 
-from jaxformer.config.checks import Checked, Count, Fraction, Natural, NonNegative, Positive, Range
+from jaxformer.config.checks import (
+    Checked,
+    Count,
+    Natural,
+    NonNegative,
+    Positive,
+    Range,
+    UnitInterval,
+)
 from jaxformer.config.positions import (
     AnyPositions,
     Learned,
@@ -86,7 +94,7 @@ class AttentionOptions(Checked):
     """The norm of queries and keys is one over the numbers of all heads (OLMo 2)."""
     qkv_bias: bool | None = None
     """Projections to queries, keys and values have biases; None: as all other dense layers."""
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """Dropout on the attention weights."""
 
     def __post_init__(self) -> None:
@@ -139,7 +147,7 @@ class ExpertOptions(Checked):
     shared_d_ff: Count | None = None
     """The size of the hidden layer of a shared expert, which all tokens have; None: no such
     expert."""
-    jitter: Fraction = 0.0
+    jitter: UnitInterval = 0.0
     """In training the router's logits are multiplied by random numbers from 1 - jitter to
     1 + jitter."""
     capacity_factor: Positive | None = None
@@ -166,7 +174,7 @@ class FeedForwardOptions(Checked):
     """The activation of the hidden layer: a name, or your own function."""
     gated: bool = False
     """The activation of one projection multiplies another (Shazeer 2020)."""
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """Dropout on the hidden layer."""
     experts: ExpertOptions | None = None
     """The network is several experts, among which a router chooses for each token; None: one
@@ -262,7 +270,7 @@ class TransformerConfig(Checked):
     """d_k, the size of a head's queries and keys; None: `d_model` / `num_heads`."""
     value_head_dim: Count | None = None
     """d_v, the size of a head's values; None: `head_dim`."""
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """P_drop, on each sub-layer's output and on the sum of embeddings and positions."""
     source_vocab_size: Count | None = None
     """The number of source ids; None: `vocab_size`."""

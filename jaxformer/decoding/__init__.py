@@ -15,7 +15,7 @@ from jaxformer.decoding.logits_processors import (
     suppress_tokens,
 )
 from jaxformer.decoding.sampling import (
-    Prompts,
+    SamplerInputs,
     SampleState,
     begin_sampling,
     sample,
@@ -36,7 +36,7 @@ __all__ = [
     "Hypotheses",
     "LogitsConfig",
     "LogitsProcessor",
-    "Prompts",
+    "SamplerInputs",
     "SampleState",
     "SamplingConfig",
     "SearchConfig",

@@ -36,11 +36,11 @@ from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.ops.dropout import hash_elements, key_words
 from jaxformer.ops.partitioning import whole_rows
 
-# With a larger top_k, or top_p alone, the whole vocabulary is sorted.
-_FEW = 64
+_PARTIAL_SORT_SIZE = 64
+"""The most likely tokens that are sorted; a larger top_k, or top_p alone, sorts all tokens."""
 
 
-class Prompts(NamedTuple):
+class SamplerInputs(NamedTuple):
     """B texts to continue, whose tokens before the last are in the cache."""
 
     last_tokens: Int[AnyArray, " B"]
@@ -85,7 +85,7 @@ class SampleState(DecodeState):
 def sample(
     step: Step,
     cache: Any,
-    prompts: Prompts,
+    prompts: SamplerInputs,
     rng: Key[Array, ""],
     config: SamplingConfig = SamplingConfig(),
     *,
@@ -106,7 +106,8 @@ def sample(
     >>> def step(tokens, cache):  # the token after t is t + 1
     ...     return jax.nn.one_hot(tokens + 1, 9), cache
     >>> ids = jnp.array([0, 1])
-    >>> prompts = Prompts(jnp.array([1, 4]), max_new_tokens=jnp.array([3, 3]), example_ids=ids)
+    >>> limits = jnp.array([3, 3])
+    >>> prompts = SamplerInputs(jnp.array([1, 4]), max_new_tokens=limits, example_ids=ids)
     >>> config = jf.SamplingConfig(max_new_tokens=3, temperature=0.0)
     >>> jf.sample(step, None, prompts, jax.random.key(0), config, eos=(6,)).tokens[:, 0]  # [B, L]
     Array([[2, 3, 4],
@@ -123,7 +124,7 @@ def sample(
 
 def begin_sampling(
     cache: Any,
-    prompts: Prompts,
+    prompts: SamplerInputs,
     rng: Key[Array, ""],
     config: SamplingConfig = SamplingConfig(),
     *,
@@ -245,7 +246,8 @@ def _draw(
     temperature, top_k_, top_p, min_p = (
         values[name][:, None] for name in ("temperature", "top_k", "top_p", "min_p")
     )
-    is_greedy, limited = temperature == 0, (top_k_ > 0) | (top_p < 1)
+    is_greedy = temperature == 0
+    limited = (top_k_ > 0) | (top_p < 1)
     size = logits.shape[1]
 
     def scaled() -> Float[Array, "B V"]:
@@ -273,13 +275,17 @@ def _draw(
         best = jnp.argmax(ranked + _gumbel(words, tokens), axis=1, keepdims=True)
         return jnp.take_along_axis(tokens, best, axis=1)[:, 0].astype(jnp.int32)
 
-    most = jnp.argmax(logits, axis=1).astype(jnp.int32)
-    few = min(_FEW, size)
-    fits = is_greedy | ((top_k_ > 0) & (top_k_ <= few))
-    way = jnp.where(is_greedy.all(), 0, jnp.where(~limited.any(), 1, jnp.where(fits.all(), 2, 3)))
-    ways = [lambda: most, from_all, lambda: from_best(few), lambda: from_best(size)]
+    likeliest = jnp.argmax(logits, axis=1).astype(jnp.int32)
+    few = min(_PARTIAL_SORT_SIZE, size)
+    has_few = is_greedy | ((top_k_ > 0) & (top_k_ <= few))
+    # The first of `ways` that is right for all rows.
+    way: Any = 3
+    way = jnp.where(has_few.all(), 2, way)
+    way = jnp.where(~limited.any(), 1, way)
+    way = jnp.where(is_greedy.all(), 0, way)
+    ways = [lambda: likeliest, from_all, lambda: from_best(few), lambda: from_best(size)]
     drawn = jax.lax.switch(way, ways)
-    return jnp.where(is_greedy[:, 0], most, drawn)
+    return jnp.where(is_greedy[:, 0], likeliest, drawn)
 
 
 def _gumbel(words: UInt32[Array, "B 2"], tokens: Int[Array, "_ K"]) -> Float[Array, "B K"]:
@@ -289,7 +295,7 @@ def _gumbel(words: UInt32[Array, "B 2"], tokens: Int[Array, "_ K"]) -> Float[Arr
     return -jnp.log(-jnp.log(uniform))
 
 
-def _check_prompts(prompts: Prompts) -> int:
+def _check_prompts(prompts: SamplerInputs) -> int:
     """B; `ValueError` for shapes that do not fit."""
     shape = prompts.last_tokens.shape
     if len(shape) != 1:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config.checks import Count, Fraction, Positive
+from jaxformer.config.checks import Count, Positive, UnitInterval
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.config.transformer import check_kv_heads, check_norm_over_heads
 from jaxformer.errors import ConfigError
@@ -66,7 +66,7 @@ class MultiHeadAttention(CheckedModule):
     """A norm over each head's queries and keys, before positions."""
     norm_over_heads: bool = False
     """That norm is one over the numbers of all heads."""
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """Dropout on the attention weights."""
     qkv_bias: bool | None = None
     """Projections to queries, keys and values have biases; None: `use_bias`."""

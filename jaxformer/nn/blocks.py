@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Bool, Float
 
-from jaxformer.config.checks import Count, Fraction, Natural
+from jaxformer.config.checks import Count, Natural, UnitInterval
 from jaxformer.config.positions import Rotation
 from jaxformer.config.transformer import AttentionOptions, FeedForwardOptions, NormOptions
 from jaxformer.errors import ConfigError
@@ -55,7 +55,7 @@ class Block(CheckedModule):
     """H, the size of a head's queries and keys; None: D / N."""
     value_head_dim: Count | None = None
     """Hv, the size of a head's values; None: H."""
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """P_drop, on each sub-layer's output."""
     norm_options: NormOptions = NormOptions()
     attention_options: AttentionOptions = AttentionOptions()

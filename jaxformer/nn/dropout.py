@@ -4,7 +4,7 @@ import jax
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config.checks import Fraction
+from jaxformer.config.checks import UnitInterval
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
 
@@ -12,7 +12,7 @@ from jaxformer.ops.dropout import DropoutMask, DropoutRng, as_dropout_rng
 class Dropout(CheckedModule):
     """Dropout whose mask depends on the place in the model and on the example (`DropoutRng`)."""
 
-    rate: Fraction
+    rate: UnitInterval
     place: str
     """The name of the place within the parent module."""
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config.checks import Count, Fraction, Positive
+from jaxformer.config.checks import Count, Positive, UnitInterval
 from jaxformer.config.transformer import Activation, Dispatch, check_experts
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Initializer
@@ -62,7 +62,7 @@ class Experts(CheckedModule):
     shared_d_ff: Count | None = None
     """The size of the hidden layer of a shared expert, which all tokens have; None: no such
     expert."""
-    jitter: Fraction = 0.0
+    jitter: UnitInterval = 0.0
     """In training the router's logits are multiplied by random numbers from 1 - jitter to
     1 + jitter."""
     capacity_factor: Positive | None = None
@@ -72,7 +72,7 @@ class Experts(CheckedModule):
     activation: Activation | Callable[[Array], Array] = "relu"
     """The name of an activation, or a function."""
     gated: bool = False
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """Dropout on the hidden layer; the experts of a token share its mask."""
     use_bias: bool = True
     """The experts' layers have biases; the router has none."""

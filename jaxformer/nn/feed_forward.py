@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from jaxformer.config.checks import Count, Fraction
+from jaxformer.config.checks import Count, UnitInterval
 from jaxformer.config.transformer import Activation
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Dense, Initializer
@@ -42,7 +42,7 @@ class FeedForward(CheckedModule):
     activation: Activation | Callable[[Array], Array] = "relu"
     """The name of an activation, or a function."""
     gated: bool = False
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """Dropout on the hidden layer."""
     use_bias: bool = True
     kernel_init: Initializer = nn.initializers.xavier_uniform()

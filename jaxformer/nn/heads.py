@@ -107,11 +107,11 @@ class MaskedLanguageModel(Model):
 class Classifier(CheckedModule):
     """A dense layer on the backbone's `pooled` vector of each text.
 
-    `pooling` "own" takes a decoder's vector of the last token, an encoder's of the first one (or
-    of its pooler), "mean" the mean of the tokens' vectors, which is often better where a few
-    examples are learned. `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any module with a
-    `config` and a method `pooled` like theirs. `use_bias=False` leaves out the bias of the head,
-    which classifiers on decoders lack in `transformers`.
+    `pooling` "token" takes one token's vector: a decoder's of the last token, an encoder's of the
+    first one (or of its pooler). "mean" takes the mean of the tokens' vectors, which is often
+    better where a few examples are learned. `backbone` is an `EncoderOnly`, a `DecoderOnly`, or any
+    module with a `config` and a method `pooled` like theirs. `use_bias=False` leaves out the bias
+    of the head, which classifiers on decoders lack in `transformers`.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_encoder_layers=1)
     >>> model = jf.Classifier(jf.EncoderOnly(config), classes=3)
@@ -123,7 +123,7 @@ class Classifier(CheckedModule):
 
     backbone: nn.Module
     classes: Count
-    pooling: Literal["own", "mean"] = "own"
+    pooling: Literal["token", "mean"] = "token"
     use_bias: bool = True
 
     @nn.compact

@@ -18,7 +18,7 @@ from jaxformer.config import (
     PositionScheme,
     WindowOptions,
 )
-from jaxformer.config.checks import Count, Fraction, Natural
+from jaxformer.config.checks import Count, Natural, UnitInterval
 from jaxformer.config.positions import Rotation
 from jaxformer.config.transformer import check_window_positions
 from jaxformer.errors import ConfigError
@@ -86,7 +86,7 @@ class Stack(CheckedModule):
     """The longest sequence; learned positions end there."""
     table_init: Initializer = NORMAL
     """The initializer of a position scheme's tables."""
-    dropout_rate: Fraction = 0.0
+    dropout_rate: UnitInterval = 0.0
     """Dropout on the input, with its positions."""
     window: WindowOptions = WindowOptions()
     """The window of causal self-attention, and the layers without it."""

@@ -20,7 +20,7 @@ from jaxformer.ops.partitioning import partitioned
 # on and JAX 0.12 from 4.
 _PARTS = 4
 _LOW = jnp.dtype("bfloat16"), jnp.dtype("float16")
-LEAST_ROWS = 8
+MIN_ROWS = 8
 """With fewer rows a TPU's compiler multiplies on the vector unit, many times slower."""
 GPU_COLUMNS = 128
 """On a GPU, logits whose number 8 does not divide are padded to a multiple of this. On an H200 the
@@ -133,7 +133,7 @@ def matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
     """`jnp.matmul(x, matrix, **options)`, of few rows as an accelerator computes it fastest."""
-    if x.shape[-2] >= LEAST_ROWS:
+    if x.shape[-2] >= MIN_ROWS:
         return jnp.matmul(x, matrix, **options)
     return jax.lax.platform_dependent(
         x,
@@ -147,18 +147,18 @@ def matmul(
 def padded_matmul(
     x: Num[Array, "*B R I"], matrix: Num[Array, "*B I O"], **options: Any
 ) -> Num[Array, "*B R O"]:
-    """`jnp.matmul` with rows of zeros up to `LEAST_ROWS`, as the matrix unit of a TPU takes."""
+    """`jnp.matmul` with rows of zeros up to `MIN_ROWS`, as the matrix unit of a TPU takes."""
     rows = x.shape[-2]
-    more = [(0, 0)] * (x.ndim - 2) + [(0, max(LEAST_ROWS - rows, 0)), (0, 0)]
+    more = [(0, 0)] * (x.ndim - 2) + [(0, max(MIN_ROWS - rows, 0)), (0, 0)]
     return jnp.matmul(jnp.pad(x, more), matrix, **options)[..., :rows, :]
 
 
 def _multiply_repeated(x: Array, matrix: Array, **options: Any) -> Array:
-    """`jnp.matmul`, of one row `LEAST_ROWS` times: XLA for a GPU multiplies one row with each row
+    """`jnp.matmul`, of one row `MIN_ROWS` times: XLA for a GPU multiplies one row with each row
     of the matrix, and writes and reads a larger matrix again to sum it up."""
     if x.shape[-2] != 1:
         return jnp.matmul(x, matrix, **options)
-    rows = jnp.broadcast_to(x, (*x.shape[:-2], LEAST_ROWS, x.shape[-1]))
+    rows = jnp.broadcast_to(x, (*x.shape[:-2], MIN_ROWS, x.shape[-1]))
     return jnp.matmul(rows, matrix, **options)[..., :1, :]
 
 
@@ -225,7 +225,7 @@ def _multiply_with_ones(d_out: Array, bias: Array) -> tuple[Array, Array]:
     """`d_out`, and its sums for each output in float32."""
     # The outputs are one axis, as a product has them: to divide it in heads is a copy on a TPU.
     flat = _flat(d_out, bias)
-    ones = jnp.ones((LEAST_ROWS, *flat.shape[:-1]), d_out.dtype)
+    ones = jnp.ones((MIN_ROWS, *flat.shape[:-1]), d_out.dtype)
     return d_out, summed_in_float32(partial(jnp.tensordot, axes=flat.ndim - 1), ones, flat)[0]
 
 
@@ -284,7 +284,7 @@ _low_matmul.defvjp(_low_matmul_forward, _low_matmul_backward)
 def _product(x: Array, matrix: Array, rounded: bool = False) -> Array:
     """x times `matrix`, in float32; `rounded` to their type on a GPU."""
     exact, rows = partial(summed_in_float32, jnp.matmul), math.prod(x.shape[:-1])
-    if rows < LEAST_ROWS:
+    if rows < MIN_ROWS:
         flat = x.reshape(-1, x.shape[-1])
         return summed_in_float32(matmul, flat, matrix).reshape(*x.shape[:-1], -1)
 

@@ -13,7 +13,7 @@ from jaxtyping import Int
 from jaxformer.decoding import (
     CompletionOptions,
     LogitsProcessor,
-    Prompts,
+    SamplerInputs,
     SampleState,
     SamplingConfig,
     sample_more,
@@ -449,7 +449,7 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
         def column(values: Iterable[int]) -> Int[np.ndarray, " K"]:
             return np.array([*values], np.int32)
 
-        prompts = Prompts(
+        prompts = SamplerInputs(
             last_tokens=column(ids[-1] for ids in contexts),
             max_new_tokens=column(limits),
             example_ids=column(text.example_id for text in texts),

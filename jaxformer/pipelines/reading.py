@@ -11,7 +11,7 @@ from jaxtyping import Int
 
 from jaxformer.decoding import (
     LogitsProcessor,
-    Prompts,
+    SamplerInputs,
     SampleState,
     SamplingConfig,
     begin_sampling,
@@ -33,7 +33,7 @@ _PART_TOKENS = 2048
 class NewTexts(NamedTuple):
     """K texts that enter rows: arrays [K, ...], but for the `seed` of all."""
 
-    prompts: Prompts
+    prompts: SamplerInputs
     context: Int[AnyArray, " K"]  # how many tokens before the last one the model sees
     values: Mapping[str, AnyArray]
     seed: Int[AnyArray, ""] | np.uint32
@@ -97,7 +97,7 @@ def begin_rows(
     cache: Any = model.apply(variables, rows, max_length=cache_length, method="init_cache")
     zeros = jnp.zeros(rows, jnp.int32)
     history = jnp.zeros((rows, config.max_new_tokens), jnp.int32)
-    prompts = Prompts(zeros, zeros, zeros, history, zeros)
+    prompts = SamplerInputs(zeros, zeros, zeros, history, zeros)
     static: Any = {"eos": eos, "logits_processors": logits_processors}
     return begin_sampling(cache.truncate(zeros), prompts, jax.random.key(0), config, **static)
 

@@ -148,7 +148,7 @@ def spec_of(model: nn.Module) -> ModelSpec:
     if isinstance(model, Classifier) and model.pooling == "mean":
         raise ConfigError(
             "a Classifier with pooling='mean' cannot be exported, because transformers has none: "
-            "give pooling='own'"
+            "give pooling='token'"
         )
     backbone: Any = getattr(model, "backbone", None)
     for kind, (whole, body) in _CLASSES.items():

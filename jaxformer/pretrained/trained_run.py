@@ -176,7 +176,7 @@ def _with_head(model: nn.Module, task: Mapping[str, Any], shapes: Mapping[str, A
     return Classifier(
         model,
         classes=head["kernel"].shape[-1],
-        pooling=task.get("pooling", "own"),
+        pooling=task.get("pooling", "token"),
         use_bias="bias" in head,
     )
 

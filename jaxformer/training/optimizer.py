@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxformer.config import Checked, Count, Fraction, Natural, NonNegative, Pattern
+from jaxformer.config import Checked, Count, Natural, NonNegative, Regex, UnitInterval
 from jaxformer.errors import ConfigError
 from jaxformer.training.muon import scale_by_muon
 from jaxformer.training.parameters import ModelAxes, axes_of, freeze, map_with_path
@@ -40,11 +40,11 @@ class OptimizerConfig(Checked):
     """Number of training steps. A cosine, linear or wsd schedule ends there."""
     min_lr_ratio: NonNegative = 0.1
     """Final learning rate of a cosine, linear or wsd schedule, as a fraction of `learning_rate`."""
-    decay_fraction: Fraction = 0.2
+    decay_fraction: UnitInterval = 0.2
     """Share of all steps in which a wsd schedule falls linearly at the end; before, it is flat."""
-    b1: Fraction = 0.9
+    b1: UnitInterval = 0.9
     """Decay of Adam's first moment; weight of the momentum in Lion's update."""
-    b2: Fraction = 0.98
+    b2: UnitInterval = 0.98
     """Decay of Adam's second moment and of Lion's momentum."""
     eps: NonNegative = 1e-9
     """Added to the denominator of Adam."""
@@ -52,9 +52,9 @@ class OptimizerConfig(Checked):
     """Largest global norm of the gradient; larger ones are scaled down. 0 disables clipping."""
     weight_decay: NonNegative = 0.0
     """Decoupled weight decay of matrices and tables. 0 disables it."""
-    momentum: Fraction = 0.95
+    momentum: UnitInterval = 0.95
     """Momentum of Muon."""
-    freeze: Pattern = ""
+    freeze: Regex = ""
     """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
     def __post_init__(self) -> None:

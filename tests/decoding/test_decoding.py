@@ -12,7 +12,7 @@ from flax import struct
 
 from jaxformer.config import TransformerConfig
 from jaxformer.decoding import (
-    Prompts,
+    SamplerInputs,
     SamplingConfig,
     SearchConfig,
     TranslationOptions,
@@ -207,7 +207,7 @@ def test_a_beam_of_one_is_greedy_where_the_text_ends(kind, exponent, early_stopp
     tables = history_tables(3, length, vocab)
     tables[..., end] += 0.2
     first, limits = np.arange(batch) % vocab, 2 + np.arange(batch) % 12
-    prompts = Prompts(first, limits, np.arange(batch))
+    prompts = SamplerInputs(first, limits, np.arange(batch))
     config = SamplingConfig(max_new_tokens=length, temperature=0.0)
     taken = jax.device_get(sample_history(tables, prompts, jax.random.key(0), config))
     ended = np.any(taken.tokens[:, 0] == end, axis=-1)
@@ -351,7 +351,7 @@ def draw_pairs():
     """4,000 texts of two tokens of the Markov model with `PROBABILITIES`, begun at token 4."""
     table, rows = jnp.log(jnp.asarray(PROBABILITIES)), np.arange(4_000)
     first, limits = np.full((4_000,), 4), np.full((4_000,), 2)
-    prompts = Prompts(first, limits, rows)
+    prompts = SamplerInputs(first, limits, rows)
     return jax.device_get(sample_markov(table, prompts, jax.random.key(7), HOT(max_new_tokens=2)))
 
 
@@ -376,7 +376,7 @@ def test_pairs_of_tokens_are_drawn_with_the_models_probabilities():
 def test_an_ended_or_empty_text_is_followed_by_zeros():
     tables = history_tables(47, 11, 7)
     first, limits = np.arange(31) % 7, np.arange(31) % 12
-    prompts, config = Prompts(first, limits, np.arange(31)), HOT(max_new_tokens=11)
+    prompts, config = SamplerInputs(first, limits, np.arange(31)), HOT(max_new_tokens=11)
     found = jax.device_get(sample_history(tables, prompts, jax.random.key(1), config))
     tokens = found.tokens[:, 0]
     written = np.minimum(
@@ -411,7 +411,7 @@ def test_a_batch_without_sentences_is_refused():
     with pytest.raises(ValueError, match="the batch is empty: give at least one sentence"):
         beam_search(step, NoMemory(), none, none)
     with pytest.raises(ValueError, match="the batch is empty"):
-        sample(step, NoMemory(), Prompts(none, none, none), jax.random.key(0))
+        sample(step, NoMemory(), SamplerInputs(none, none, none), jax.random.key(0))
 
 
 def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
@@ -433,7 +433,7 @@ def test_search_and_sampling_refuse_logits_and_prompts_of_another_shape():
 
     with pytest.raises(ValueError, match=r"shape \(2, 4, 1, 5\) for tokens of shape \(2, 4\)"):
         beam_search(step, NoMemory(), FIRST, LIMITS)
-    rng, prompts = jax.random.key(0), Prompts(FIRST, LIMITS, jnp.arange(2))
+    rng, prompts = jax.random.key(0), SamplerInputs(FIRST, LIMITS, jnp.arange(2))
     with pytest.raises(ValueError, match=r"shape \(2, 1, 1, 5\) for tokens of shape \(2, 1\)"):
         sample(step, NoMemory(), prompts, rng)
     with pytest.raises(ValueError, match=r"example_ids has shape \(3,\)"):
@@ -519,7 +519,7 @@ def test_a_search_of_logits_that_are_nan_ends_at_its_limits_with_scores_that_are
     found = beam_search(step, NoMemory(), FIRST, jnp.array([3, 5]), config)
     jax.effects_barrier()
     assert np.isnan(found.scores).all() and len(steps) == 5
-    prompts = Prompts(FIRST, jnp.array([3, 5]), jnp.arange(2))
+    prompts = SamplerInputs(FIRST, jnp.array([3, 5]), jnp.arange(2))
     drawn = sample(step, NoMemory(), prompts, jax.random.key(0), SamplingConfig(top_k=3))
     assert np.isnan(drawn.scores).all()
 
@@ -527,7 +527,7 @@ def test_a_search_of_logits_that_are_nan_ends_at_its_limits_with_scores_that_are
 def test_a_cache_shorter_than_the_texts_is_refused():
     model = DecoderOnly(TransformerConfig(7, d_model=8, d_ff=9, num_heads=2, num_decoder_layers=1))
     step, cache = partial(markov_step, jnp.zeros((7, 7))), model.init_cache(2, max_length=5)
-    prompts = Prompts(FIRST, LIMITS + 3, jnp.arange(2))
+    prompts = SamplerInputs(FIRST, LIMITS + 3, jnp.arange(2))
     with pytest.raises(ValueError, match="6 more tokens were given to a cache with 0 of max_len"):
         sample(step, cache, prompts, jax.random.key(0))
     with pytest.raises(ValueError, match="6 more tokens were given to a cache with 0 of max_len"):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxformer.decoding import (
-    Prompts,
+    SamplerInputs,
     SamplingConfig,
     begin_sampling,
     no_repeat_ngram,
@@ -35,7 +35,7 @@ def run(logits, first, limits, *, example_ids=None, settings=None, **options):
     example_ids = np.arange(len(first)) if example_ids is None else example_ids
     names = ("written", "history", "history_lengths")
     before = {name: options.pop(name) for name in names if name in options}
-    prompts = Prompts(first, limits, example_ids, **before)
+    prompts = SamplerInputs(first, limits, example_ids, **before)
     options = {"logits_processors": ()} | options
     config = SamplingConfig(max_new_tokens=11, **{"temperature": 0.0} | (settings or {}))
     return jax.device_get(_run(logits, prompts, config, **options))
@@ -52,7 +52,7 @@ def _run(logits, prompts, config, **rest):
 @partial(jax.jit, static_argnames="config")
 def each(config, logits):
     """One token for each row of `logits` [B, V]."""
-    prompts = Prompts(*jnp.ones((2, len(logits)), int), jnp.arange(len(logits)))
+    prompts = SamplerInputs(*jnp.ones((2, len(logits)), int), jnp.arange(len(logits)))
     found = sample(
         lambda _, cache: (logits[:, None], cache), None, prompts, jax.random.key(7), config
     )
@@ -248,7 +248,7 @@ def test_a_penalty_that_is_not_positive_is_refused():
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
 def test_several_keys_are_refused_and_not_taken_for_the_first(make):
     keys = jnp.stack([make(0), make(1)])
-    prompts = Prompts(*jnp.ones((2, 2), int), jnp.arange(2))
+    prompts = SamplerInputs(*jnp.ones((2, 2), int), jnp.arange(2))
     with pytest.raises(ValueError, match=r"the rng has the shape \(2.*\), but must be one key"):
         unwrap(begin_sampling)(None, prompts, keys)
     with pytest.raises(ValueError, match="must be one key"):

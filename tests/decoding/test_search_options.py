@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxformer.decoding import (
-    Prompts,
+    SamplerInputs,
     SamplingConfig,
     SearchConfig,
     beam_search,
@@ -70,7 +70,7 @@ def greedy_texts(first, limits, eos, logits_processors=(), **settings):
 
         return sample(step, NoMemory(), prompts, rng, config, **options)
 
-    prompts = Prompts(np.array(first), np.array(limits), np.arange(2))
+    prompts = SamplerInputs(np.array(first), np.array(limits), np.arange(2))
     found = jax.device_get(run(LOOP, prompts, jax.random.key(0)))
     return found.tokens[:, 0].tolist()
 

@@ -14,7 +14,7 @@ from jax.flatten_util import ravel_pytree
 
 import jaxformer as jf
 from experiments.examples import research
-from jaxformer.decoding.sampling import Prompts
+from jaxformer.decoding.sampling import SamplerInputs
 from jaxformer.ops.attention import blockwise, reference
 from jaxformer.text.tokenizers import train_characters
 
@@ -138,7 +138,7 @@ def test_contrastive_decoding_takes_what_the_large_model_says_more(gpt):
         cache = model.apply(variables, 3, max_length=12, method="init_cache")
         caches.append(run(TOKENS[:, None, :-1], cache)[1])
     step = research.contrastive_step(*steps, weight=0.7)
-    prompts = Prompts(TOKENS[:, -1], jnp.full(3, 4), jnp.arange(3))
+    prompts = SamplerInputs(TOKENS[:, -1], jnp.full(3, 4), jnp.arange(3))
     settings = jf.SamplingConfig(max_new_tokens=4, temperature=0.0)
     got = jf.sample(step, tuple(caches), prompts, KEY, settings).tokens[:, 0]
     text = TOKENS

@@ -9,7 +9,7 @@ import pytest
 
 from jaxformer import DecoderOnly, TransformerConfig
 from jaxformer.config import AttentionOptions
-from jaxformer.decoding import Prompts, SamplingConfig, SearchConfig, beam_search, sample
+from jaxformer.decoding import SamplerInputs, SamplingConfig, SearchConfig, beam_search, sample
 from jaxformer.nn.cache import init_cache
 from jaxformer.pipelines import make_step_fn
 
@@ -39,7 +39,7 @@ def compiled(num_kv_heads, rows, beams, layers):
             search = SearchConfig(beam_size=beams, max_new_tokens=L, eos=(1,))
             return beam_search(step, cache, first, limits, search)
         greedy = SamplingConfig(max_new_tokens=L, temperature=0)
-        prompts = Prompts(first, limits, numbers)
+        prompts = SamplerInputs(first, limits, numbers)
         return sample(step, cache, prompts, jax.random.key(0), greedy, eos=(1,))
 
     params = jax.eval_shape(model.init, jax.random.key(0), np.zeros((2, 5), np.int32))["params"]

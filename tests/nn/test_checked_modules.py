@@ -64,7 +64,7 @@ def x(rng):
         (partial(LMHead, 5), {"softcap": 0.0}, ["softcap=0.0", "above 0"]),
         (partial(Dropout, place="here"), {"rate": -0.1}, ["rate=-0.1", "[0, 1)"]),
         (Dense, {"features": (3, 0)}, ["features=(3, 0)", "at least 1"]),
-        (partial(jf.Classifier, jf.EncoderOnly(RECIPE), 3), {"pooling": "max"}, ["own, mean"]),
+        (partial(jf.Classifier, jf.EncoderOnly(RECIPE), 3), {"pooling": "max"}, ["token, mean"]),
         (partial(jf.Classifier, jf.EncoderOnly(RECIPE)), {"classes": 0}, ["classes=0"]),
         (partial(TokenClassifier, jf.EncoderOnly(RECIPE)), {"classes": 0}, ["classes=0"]),
         (jf.DecoderOnly, {"config": {"d_model": 8}}, ["TransformerConfig"]),

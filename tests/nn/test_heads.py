@@ -125,9 +125,9 @@ def mean_of_real(hidden):
 
 # The backbone, the pooling, and the vector of each text from the backbone's vectors and pooler.
 VECTORS = {
-    "first": (EncoderOnly(replace(BERT, pooler="none")), "own", lambda hidden, _: hidden[:, 0]),
+    "first": (EncoderOnly(replace(BERT, pooler="none")), "token", lambda hidden, _: hidden[:, 0]),
     "mean": (EncoderOnly(BERT), "mean", lambda hidden, _: mean_of_real(hidden)),
-    "last": (DecoderOnly(GPT), "own", lambda hidden, _: hidden[np.arange(B), [6, 3, 4]]),
+    "last": (DecoderOnly(GPT), "token", lambda hidden, _: hidden[np.arange(B), [6, 3, 4]]),
     "decoder's mean": (DecoderOnly(GPT), "mean", lambda hidden, _: mean_of_real(hidden)),
 }
 

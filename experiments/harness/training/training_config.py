@@ -11,11 +11,11 @@ from jaxformer import storage
 from jaxformer.config import (
     Checked,
     Count,
-    Fraction,
     Natural,
     NonNegative,
-    Pattern,
+    Regex,
     Seed,
+    UnitInterval,
     is_import_name,
 )
 from jaxformer.distributed import Strategy
@@ -56,7 +56,7 @@ class LoraOptions(Checked):
     """Rank of the adapters; 0 trains all weights."""
     lora_alpha: NonNegative = 16.0
     """The adapters' product is multiplied by lora_alpha / lora_rank."""
-    lora_targets: Pattern = "blocks.*/kernel$"
+    lora_targets: Regex = "blocks.*/kernel$"
     """Regular expression; matrices in whose path it is found get an adapter. Default: all of the
     blocks; (query|value)/kernel$ is the paper's choice."""
 
@@ -71,7 +71,7 @@ class TrainingConfig(LoraOptions):
     fewest that its memory holds, which config.json keeps."""
     usual_parts: Count = 1
     """The parts where grad_accumulation gives none, made for a chip with 16 GB."""
-    ema_decay: Fraction = 0.0
+    ema_decay: UnitInterval = 0.0
     """Decay of the moving average of the parameters, which then becomes the result; 0: none. After
     n steps it is at most (1 + n) / (10 + n), so that a short training forgets its beginning."""
     seed: Seed = 0

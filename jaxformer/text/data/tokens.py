@@ -42,7 +42,7 @@ Progress = Callable[[int], None]
 """Called with the number of bytes of text that are encoded."""
 
 
-class Encoder(Protocol):
+class TextEncoder(Protocol):
     """An encoder of texts to ids, such as a `Tokenizer`."""
 
     @property
@@ -323,7 +323,7 @@ def open_tokens(path: str | os.PathLike[str], *, vocab_size: int | None = None) 
 
 def encode_lines(
     lines: Sequence[str],
-    tokenizer: Encoder,
+    tokenizer: TextEncoder,
     path: str | os.PathLike[str],
     progress: Progress | None = None,
 ) -> Tokens:
@@ -336,10 +336,10 @@ def encode_lines(
 def encode_pairs(
     source_lines: Sequence[str],
     target_lines: Sequence[str],
-    tokenizer: Encoder,
+    tokenizer: TextEncoder,
     folder: str | os.PathLike[str],
     *,
-    target_tokenizer: Encoder | None = None,
+    target_tokenizer: TextEncoder | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tokens, Tokens]:
     """Writes the ids of all pairs to `source.tokens` and `target.tokens` in `folder`.
@@ -396,7 +396,7 @@ def encode_documents(
 def _write_encoded(
     path: str | os.PathLike[str],
     texts: Iterator[tuple[str, bool]],
-    tokenizer: Encoder,
+    tokenizer: TextEncoder,
     before: list[int],
     after: list[int],
     progress: Progress | None,
@@ -422,7 +422,9 @@ def _write_encoded(
     return tokens
 
 
-def _encode_group(texts: list[str], tokenizer: Encoder, kept: Path) -> tuple[list[np.ndarray], int]:
+def _encode_group(
+    texts: list[str], tokenizer: TextEncoder, kept: Path
+) -> tuple[list[np.ndarray], int]:
     """The ids of each text, and the bytes of all; a whole part's are kept in `kept`."""
     digest, size = hashlib.sha256(), 0
     for text in texts:
