@@ -10,14 +10,17 @@ from typing import Any, Literal, NamedTuple
 from experiments.harness.runs import downloads, own_texts, source_kinds, sources
 from experiments.harness.runs.shares import shares_of
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
+from experiments.language_modelling import stdlib
 from experiments.language_modelling.id_text import IdPart, cut_off, id_part, is_ids
 from experiments.language_modelling.presets import DataConfig
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_documents
 from jaxformer.text.metrics import TextSize, count_text
 
-_SHARE_SET_ASIDE, _MOST_SET_ASIDE = 20, 1_000_000
-"""One in so many characters, or ids, is set aside for validation, and so many at most."""
+_SHARE_SET_ASIDE = 20
+"""One in this many characters, or ids, is set aside for validation..."""
+_MOST_SET_ASIDE = 1_000_000
+"""...and at most this many of them."""
 
 
 class Part(NamedTuple):
@@ -200,8 +203,6 @@ def _characters(part: Part) -> int:
 
 
 def _python_stdlib(config: DataConfig) -> Corpus:
-    from experiments.language_modelling import stdlib  # other texts have no use for it
-
     parts = (stdlib.files(part) for part in ("train", "validation", "test"))
     return Corpus(*(Part(tuple(paths), config.split) for paths in parts))
 

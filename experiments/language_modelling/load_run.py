@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeVar
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.training import loading, parent
+from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.distributed import Strategy
@@ -37,8 +38,6 @@ def load_run(
     Raises `ConfigError` as `loading.load_run` does, and for a folder of transformers without a
     language model or without a tokenizer.
     """
-    from experiments.language_modelling.finetune_presets import FinetuneConfig
-
     loaded = loading.load_run(folder, options, LanguageConfig, FinetuneConfig, devices=devices)
     return replace(loaded, config=loaded.config or describe(folder, loaded.model))
 

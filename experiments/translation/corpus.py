@@ -15,6 +15,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import downloads, own_texts, source_kinds, sources
 from experiments.harness.runs.sample_tables import lines_digest
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
+from experiments.translation.grammar import make_corpus
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import read_pairs, read_tab_pairs
@@ -170,8 +171,6 @@ class BuiltIn(NamedTuple):
 
 
 def _grammar() -> Parts:
-    from experiments.translation.grammar import make_corpus
-
     with display.phase("making 60,000 pairs of sentences"):
         pairs = make_corpus(train=60_000, validation=1_000, test=1_000, seed=0)
     train, validation, test = (Text(*map(list, zip(*x, strict=True))) for x in pairs.values())

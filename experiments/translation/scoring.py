@@ -9,8 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.runs import distributed
+from experiments.harness.runs.bootstrap import item_half_width
 from experiments.harness.runs.quantities import quantity
+from experiments.harness.runs.rounding import plus_minus
 from experiments.harness.runs.sample_tables import read_table, write_table
+from experiments.harness.runs.translation_items import translation_items
 from experiments.harness.training import held_out_loss, metric_inputs
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.run_summary import describe_folder
@@ -319,10 +322,6 @@ def describe_scores(
     tokenize: str | None = None,
 ) -> str:
     """The scores, a line each, with signatures and 95 % intervals."""
-    from experiments.harness.runs.bootstrap import item_half_width
-    from experiments.harness.runs.rounding import plus_minus
-    from experiments.harness.runs.translation_items import translation_items
-
     halves = {}
     for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
         if metric not in scores:

@@ -13,7 +13,7 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar
 
-from experiments.harness.cli import config_files, display
+from experiments.harness.cli import config_files, display, help_text
 from experiments.harness.cli.exit_codes import exit_code, run, sentence
 from experiments.harness.cli.gpu_memory import GPU_MEMORY_SHARE
 from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
@@ -73,8 +73,6 @@ def take_options(options: T, args: Sequence[str]) -> tuple[T, list[str]]:
     """
     groups, kinds = _grouped(args, ""), config_files.settings(options)
     if "help" in groups:
-        from experiments.harness.cli import help_text  # loaded where something is asked
-
         print(help_text.of(options, kinds, []))
     values = _take(kinds, groups)
     rest = [[f"--{name}", *words] for name, uses in groups.items() for words in uses]
@@ -122,8 +120,6 @@ def _parse(
     _check_known(groups, [*kinds, *fixed])
     config = config_files.with_overrides(config, values)
     if topics is not None:
-        from experiments.harness.cli import help_text
-
         chosen = files.get("preset", next(iter(presets)))
         about = help_text.about(description, presets, chosen, experiment)
         print(f"{about}\n{help_text.of(config, kinds, topics)}", end="")
@@ -199,8 +195,6 @@ def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
     options = [*known]
     for name in names:
         if name not in options:
-            from experiments.harness.cli import help_text
-
             raise ConfigError(f"there is no option --{name}: {help_text.suggestion(name, options)}")
 
 
