@@ -1,0 +1,1 @@
+"""Notebooks with text and pictures, and what draws the pictures."""
