@@ -43,7 +43,7 @@ def contrastive_loss(
 def expert_balance(probabilities: jax.Array) -> jax.Array:
     """The balance of E experts, times the tokens of this device: a term of a loss.
 
-    `probabilities` [B, T, E] are those of a router. It is E times the sum over experts of the share
+    `probabilities` [B, T, E] are a router's. It is E times the sum over experts of the share
     of tokens that choose an expert and its mean probability, both over the whole batch: 1 where all
     are alike, E where one expert gets all (Fedus et al. 2022, equation 4).
     """

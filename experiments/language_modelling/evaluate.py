@@ -38,7 +38,7 @@ class EvaluateOptions(RunOptions):
     files: tuple[str, ...] = ()
     """Files to measure; none: a part of the run's own text."""
     document_id: Natural | None = None
-    """The id between two documents where --files are ids (.bin, .npy); None: that of the run."""
+    """The id between two documents where --files are ids (.bin, .npy); None: the run's."""
     part: Literal["test", "validation", "train"] = "test"
     """The part of the run's own text to measure, without --files."""
     stride: Natural = 0

@@ -142,7 +142,7 @@ def chat_ids(messages: list[str], loaded: Loaded, options: GenerateOptions) -> l
 
 def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
     """Prints the first text piece by piece, and the others at the end."""
-    others = [""] * len(prompts)
+    later_texts = [""] * len(prompts)
     begun = False
     for number, piece in pieces:
         if not begun:  # what cannot be continued is refused before anything is printed
@@ -151,9 +151,9 @@ def print_texts(prompts: list[str], pieces: Iterable[tuple[int, str]]) -> None:
         if number == 0:
             print(piece, end="", flush=True)
         else:
-            others[number] += piece
+            later_texts[number] += piece
     print("" if begun else display.bold(prompts[0]))
-    for prompt, text in list(zip(prompts, others, strict=True))[1:]:
+    for prompt, text in list(zip(prompts, later_texts, strict=True))[1:]:
         print(f"{display.RULE}\n{display.bold(prompt)}{text}")
 
 

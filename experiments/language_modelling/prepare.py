@@ -249,8 +249,8 @@ def describe(prepared: Prepared, config: LanguageConfig) -> str:
     lines = [f"{name}: {_describe_part(part)}" for name, part in _described_parts(prepared).items()]
     for name, part in _described_parts(prepared).items():
         is_measured = not name.startswith("train")
-        if is_measured and (said := describe_unknown(part, prepared.tokenizer)):
-            lines.append(f"{name}: {said}")
+        if is_measured and (description := describe_unknown(part, prepared.tokenizer)):
+            lines.append(f"{name}: {description}")
     size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
     lines.append(f"vocabulary {size:,}, {steps:,} batches an epoch")
     if isinstance(prepared.batches, Mixture):

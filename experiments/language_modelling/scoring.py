@@ -47,11 +47,11 @@ def measure(loaded: Loaded, texts: Mapping[str, Encoded], *, stride: int | None 
     whole = together(likelihoods.values())
     scores = scores_of(loaded.config, whole)
     for name, text in texts.items():
-        own = user_metrics(loaded, text, likelihoods[name])
+        text_scores = user_metrics(loaded, text, likelihoods[name])
         if len(texts) > 1:
-            own |= {"loss": likelihoods[name].loss}
-            own = {f"{name}.{metric}": value for metric, value in own.items()}
-        scores |= own
+            text_scores |= {"loss": likelihoods[name].loss}
+            text_scores = {f"{name}.{metric}": value for metric, value in text_scores.items()}
+        scores |= text_scores
     return Measured(whole, list(chain.from_iterable(losses.values())), scores)
 
 
@@ -107,14 +107,14 @@ def validation_scores(loaded: Loaded, data: Prepared, step: int) -> dict[str, fl
         for name in known_scores(loaded.config)
     }
     for name, text in texts.items():
-        own = _user_scores(loaded, text, likelihoods[name])
+        text_scores = _user_scores(loaded, text, likelihoods[name])
         if data.mixture:
-            own |= {"validation_loss": likelihoods[name].loss}
-            own = {
+            text_scores |= {"validation_loss": likelihoods[name].loss}
+            text_scores = {
                 f"validation_{name}.{metric.removeprefix('validation_')}": value
-                for metric, value in own.items()
+                for metric, value in text_scores.items()
             }
-        scores |= own
+        scores |= text_scores
     if isinstance(data.batches, Mixture) and step:
         passes = data.batches.passes(step)
         scores |= {f"{name}.passes": value for name, value in passes.items()}

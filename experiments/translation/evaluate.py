@@ -56,8 +56,8 @@ class EvaluateOptions(DecodingOptions):
     """Code of the language of the target text, which chooses the words that BLEU counts (zh, ja and
     ko have tokenizers of their own); empty: --target_language, or the run's."""
     tokenize: str | None = None
-    """sacreBLEU's tokenizer for BLEU, such as zh, char, intl or flores200; None: that of the
-    language."""
+    """sacreBLEU's tokenizer for BLEU, such as zh, char, intl or flores200; None: the
+    language's."""
     lowercased: bool = False
     """Adds BLEU after lower-casing, punctuation normalisation and Moses tokenisation."""
     int8: bool = False

@@ -56,9 +56,9 @@ class Prepared(NamedTuple):
 def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     """Trains the tokenizers and encodes the training text into `folder`, unless it is there.
 
-    One joint vocabulary when `config.model.source_vocab_size` is None, else one a side; those of
-    what the run starts from are copied. Raises `CheckpointError` rather than replace the text that
-    a run was trained on, `DataError` for damaged files.
+    One joint vocabulary when `config.model.source_vocab_size` is None, else one a side; a run that
+    starts from another one copies its vocabularies. Raises `CheckpointError` rather than replace
+    the text that a run was trained on, `DataError` for damaged files.
     """
     cache, start = text_cache(config), parent.start_folder(config, EXPERIMENT)
     with distributed.together():
@@ -169,8 +169,8 @@ def sides(
     def written(lines: list[str]) -> list[list[int]]:
         return ended(target_ids(lines, target, search, options, first_ids(source)), data.target_len)
 
-    both = Side(read, source.vocab_size), Side(written, target.vocab_size)
-    return both, PairIds(options.pad, options.bos, added)
+    two_sides = Side(read, source.vocab_size), Side(written, target.vocab_size)
+    return two_sides, PairIds(options.pad, options.bos, added)
 
 
 def sized(model: TransformerConfig, source: Tokenizer, target: Tokenizer) -> TransformerConfig:

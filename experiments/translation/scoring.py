@@ -257,8 +257,8 @@ def prepare_sources(
             if len(ids) <= length:
                 return line
             bare = replace(options, prefix="")
-            (own,) = source_ids([line], tokenizer, search, bare)
-            return tokenizer.decode(own[: length - 1 - len(ids) + len(own)])
+            (line_ids,) = source_ids([line], tokenizer, search, bare)
+            return tokenizer.decode(line_ids[: length - 1 - len(ids) + len(line_ids)])
 
         rows = source_ids(lines, tokenizer, search, options)
         lines = [cut(line, ids) for line, ids in zip(lines, rows, strict=True)]

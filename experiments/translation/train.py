@@ -94,8 +94,8 @@ def cost(run: training.OpenRun, batch: PairBatch) -> training.Cost:
 def translator(model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any) -> Loaded:
     """The model with `params`, as `jf.load` gives it."""
     settings = run.config.search, run.config.translation
-    both = data.source_tokenizer, data.target_tokenizer
-    return Loaded(model, params, *both, settings, run.config)
+    tokenizers = data.source_tokenizer, data.target_tokenizer
+    return Loaded(model, params, *tokenizers, settings, run.config)
 
 
 def evaluate(

@@ -156,15 +156,15 @@ def _mean_of_part(arrays: Sequence[ts.TensorStore], part: tuple[slice, ...]) -> 
     mean = np.empty([span[-1][1] - span[0][0] for span in spans], first.dtype.numpy_dtype)
     for corner in product(*spans):
         stored = tuple(slice(low, high) for low, high in corner)
-        here = tuple(
+        within_piece = tuple(
             slice(low - start, high - start)
             for (low, high), start in zip(corner, starts, strict=True)
         )
         if len(arrays) == 1:
-            mean[here] = first[stored].read().result()
+            mean[within_piece] = first[stored].read().result()
             continue
-        total = np.zeros(mean[here].shape)
+        total = np.zeros(mean[within_piece].shape)
         for array in arrays:
             total += array[stored].read().result()
-        mean[here] = total / len(arrays)
+        mean[within_piece] = total / len(arrays)
     return mean

@@ -88,8 +88,8 @@ def write(folder: Path, manifest: Manifest) -> None:
     A crash leaves the old manifest or the new one, complete.
     """
     content = {"format": _FORMAT, **manifest._asdict()}
-    rest = json.dumps(content, allow_nan=False).encode()[1:]
-    storage.write(folder / NAME, _start(rest) + rest)
+    body = json.dumps(content, allow_nan=False).encode()[1:]
+    storage.write(folder / NAME, _start(body) + body)
 
 
 def read(folder: Path) -> Manifest:
@@ -97,8 +97,8 @@ def read(folder: Path) -> Manifest:
     path = folder / NAME
     with _reading(path):
         text = path.read_bytes()
-    rest = text[len(_start(b"")) :]
-    if text != _start(rest) + rest:
+    body = text[len(_start(b"")) :]
+    if text != _start(body) + body:
         raise CheckpointError(f"{path} is damaged: its bytes are not what was written")
     try:
         content = json.loads(text)
@@ -154,12 +154,12 @@ def _reading(path: Path) -> Iterator[None]:
     except OSError as error:
         if storage.is_in_bucket(path) and not isinstance(error, FileNotFoundError):
             raise
-        said = error.strerror or os.strerror(errno.ENOENT)
-        raise CheckpointError(f"{path} cannot be read: {said}") from error
+        reason = error.strerror or os.strerror(errno.ENOENT)
+        raise CheckpointError(f"{path} cannot be read: {reason}") from error
 
 
-def _start(rest: bytes) -> bytes:
-    return b'{"crc32": "%08x", ' % zlib.crc32(rest)
+def _start(body: bytes) -> bytes:
+    return b'{"crc32": "%08x", ' % zlib.crc32(body)
 
 
 def _well_formed(content: dict[str, Any]) -> bool:

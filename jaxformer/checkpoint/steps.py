@@ -75,8 +75,8 @@ class StepFolders:
                 self._damaged[step] = str(error)
                 found.append(f"{error}; it is skipped")
                 continue
-            for said in found:
-                warnings.warn(f"{said}, and step {step} is used", stacklevel=3)
+            for problem in found:
+                warnings.warn(f"{problem}, and step {step} is used", stacklevel=3)
             return step
         if committed:
             reasons = "; ".join(self._damaged[step] for step in committed)
@@ -124,8 +124,8 @@ class StepFolders:
         )
         if newest is not None:
             for step in sorted(step for step in uncommitted if step > newest):
-                said = f"{self.path(step)} was never committed, so it does not count"
-                warnings.warn(f"{said}, and step {newest} is used", stacklevel=6)
+                problem = f"{self.path(step)} was never committed, so it does not count"
+                warnings.warn(f"{problem}, and step {newest} is used", stacklevel=6)
         elif len(uncommitted) > 1:
             # One interrupted save cannot have left this: to train from zero would be a silent loss.
             raise CheckpointError(
@@ -133,8 +133,8 @@ class StepFolders:
                 "restore one from a copy, or use another folder to start anew"
             )
         elif uncommitted or unfinished:
-            said = f"the first checkpoint in {self.folder} was never committed"
-            warnings.warn(f"{said}: there is nothing to resume, start anew", stacklevel=6)
+            problem = f"the first checkpoint in {self.folder} was never committed"
+            warnings.warn(f"{problem}: there is nothing to resume, start anew", stacklevel=6)
 
     def prune(self, keep: int) -> None:
         """Removes all but the newest `keep` regular steps, the newest and the best.

@@ -74,8 +74,9 @@ def beam_search(
     `reorder_beams(parents [B, W])` that returns a cache. A sentence's result depends neither on the
     other sentences nor on L.
 
-    `logits_processors` change the log-probabilities, and so the scores, after those of `config`.
-    Scores are NaN where the logits are. An eager call compiles its loop: call it inside `jax.jit`.
+    `logits_processors` change the log-probabilities, and so the scores, after the settings of
+    `config` have. Scores are NaN where the logits are. An eager call compiles its loop: call it
+    inside `jax.jit`.
 
     Raises `ValueError` for shapes that do not fit, and for a cache with room for fewer tokens or
     for another number of beams.
@@ -126,10 +127,10 @@ def begin_beams(
     values: Mapping[str, Shaped[AnyArray, " B"]] | None = None,
     logits_processors: Sequence[LogitsProcessor] = (),
 ) -> BeamState:
-    """The state of `beam_search` before its first token; its arguments are those of `beam_search`.
+    """The state of `beam_search` before its first token, from the same arguments.
 
-    `values` are the sentences' own settings, by the name of the field (`VALUES` of `config`); None:
-    those of `config`. States of one program differ in them, and have equal other settings.
+    `values` are the settings in which sentences may differ within one program: an array [B] for
+    each field that `config.VALUES` names. None: all sentences have the values of `config`.
     """
     batch = len(bos)
     size = _size(bos, max_new_tokens, config)
@@ -317,7 +318,7 @@ def _extend(
 
 
 def _finish(beams: BeamState, extended: Hypotheses, ended: Bool[Array, "B C"]) -> BeamState:
-    """`beams` one step later, with those of the W best of `extended` that `ended`."""
+    """`beams` one step later; hypotheses that `ended` enter if they are among the W best."""
     beam_size = beams.last.shape[1]
     newly = jax.tree.map(lambda leaf: leaf[:, :beam_size], extended)
     # A stopped sentence finishes nothing more, however long the others take.
@@ -343,6 +344,6 @@ def _best_live(
 
 def _best_half(older: Hypotheses, newer: Hypotheses) -> Hypotheses:
     """The best half of `older` and `newer`, best first; of equal scores the earlier one."""
-    both = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=1), older, newer)
-    _, chosen = jax.lax.top_k(both.scores, older.scores.shape[1])
-    return gather_beams(both, chosen)
+    joined = jax.tree.map(lambda *halves: jnp.concatenate(halves, axis=1), older, newer)
+    _, chosen = jax.lax.top_k(joined.scores, older.scores.shape[1])
+    return gather_beams(joined, chosen)

@@ -71,7 +71,7 @@ def gather_beams(hypotheses: Hypotheses, chosen: Int[Array, "B C"]) -> Hypothese
 
 
 def is_among(tokens: Int[Array, "*shape"], ids: Sequence[int]) -> Bool[Array, "*shape"]:
-    """True at those of `tokens` that are one of `ids`."""
+    """Whether each token is in `ids`."""
     return jnp.isin(tokens, np.asarray(ids, np.int32))
 
 
@@ -146,7 +146,8 @@ class DecodeState(struct.PyTreeNode):
     """B sentences that are being decoded.
 
     `values` are the sentences' own settings, by the name of the field (`VALUES`). `lengths` says
-    how many tokens are written; `limits` are the most new ones. `last` are those of the last step.
+    how many tokens are written; `limits` are the most new ones. `last` are the tokens of the last
+    step.
     """
 
     cache: Any
@@ -183,7 +184,7 @@ def advance_until(
 def take_rows(tree: Any, rows: Int[AnyArray, " K"]) -> Any:
     """The sentences `rows` of a state or cache, whose leaves have the axis B first.
 
-    A number is that of all sentences. A node with a method `take_rows(rows)` does it itself.
+    A number holds for all sentences. A node with a method `take_rows(rows)` does it itself.
     """
 
     def take(x: Any) -> Any:
@@ -264,7 +265,7 @@ def _top_k_of_parts(
         axis_names={*jax.sharding.get_abstract_mesh().auto_axes},
         check_vma=bool(varying_axes(rows)),
     )(rows)
-    # Among equal numbers the first is chosen: that of the first part, and in it the first.
+    # The first of equal numbers is chosen: within its part, and of the parts the first.
     best, chosen = jax.lax.top_k(values, count)
     return best, jnp.take_along_axis(indices, chosen, axis=1)
 

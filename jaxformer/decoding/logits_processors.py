@@ -79,7 +79,7 @@ def penalize(
 def forbid_eos(
     logits: Float[Array, "R V"], early: Bool[Array, " R"], eos: Sequence[int]
 ) -> Float[Array, "R V"]:
-    """`logits` without the tokens `eos` for the texts that are too short, those of `early`."""
+    """`logits` without the tokens `eos` in the `early` rows, whose texts are too short."""
     is_eos = jnp.isin(jnp.arange(logits.shape[1]), np.asarray(eos, np.int32))
     return jnp.where(early[:, None] & is_eos[None], -jnp.inf, logits)
 

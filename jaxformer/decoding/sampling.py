@@ -62,8 +62,8 @@ class SampleState(DecodeState):
     """B texts in the middle of being sampled: `begin_sampling` makes it, `sample_more` goes on.
 
     `history` [B, P + L] holds the tokens of each text, of which `lengths` are written;
-    `prompt_lengths` of them are the prompt's, and those from `starts` on are new. `log_probs`
-    [B, L] are those of the new tokens.
+    `prompt_lengths` of them are the prompt's, and the tokens from `starts` on are new. `log_probs`
+    [B, L] are the log-probabilities of the new tokens.
     """
 
     seeds: UInt32[Array, "B 2"]
@@ -132,10 +132,10 @@ def begin_sampling(
     eos: tuple[int, ...] = (),
     logits_processors: Sequence[LogitsProcessor] = (),
 ) -> SampleState:
-    """The state of `sample` before its first token; its arguments are those of `sample`.
+    """The state of `sample` before its first token, from the same arguments.
 
-    `values` are the texts' own settings, by the name of the field (`VALUES` of `config`); None:
-    those of `config`. States of one program differ in them, and have equal other settings.
+    `values` are the settings in which texts may differ within one program: an array [B] for each
+    field that `config.VALUES` names. None: all texts have the values of `config`.
     """
     batch, size = _check_prompts(prompts), config.max_new_tokens
     values = row_values(config, batch) if values is None else dict(values)
@@ -200,7 +200,7 @@ def _advance(step: Step, state: SampleState) -> SampleState:
     is_plain = (state.values["temperature"] == 0) & (penalties == 1) | state.stopped
     token = jnp.where(goes_on, jax.lax.cond(is_plain.all(), most_likely, drawn), 0)
     rows, drop = jnp.arange(len(token)), jnp.iinfo(jnp.int32).max
-    here = jnp.where(goes_on, state.lengths, drop)
+    place = jnp.where(goes_on, state.lengths, drop)
     new = jnp.where(goes_on, state.lengths - state.starts, drop)
     added = token_log_probs(logits, token)
     ended = goes_on & is_among(token, rules.eos) if rules.eos else jnp.zeros_like(goes_on)
@@ -209,7 +209,7 @@ def _advance(step: Step, state: SampleState) -> SampleState:
         lengths=jnp.where(goes_on, state.lengths + 1, state.lengths),
         stopped=state.stopped | ended | (state.lengths + 1 - state.prompt_lengths >= state.limits),
         last=token,
-        history=state.history.at[rows, here].set(token),
+        history=state.history.at[rows, place].set(token),
         log_probs=state.log_probs.at[rows, new].set(added),
     )
 
@@ -236,9 +236,9 @@ def _draw(
     """A token of each text: argmax of logits and Gumbel noise, among the tokens that are kept.
 
     All limits of `values` hold. `top_p` refers to the probabilities, at the temperature, among the
-    `top_k` most likely tokens (Holtzman et al. 2020). `min_p` comes last and refers to that of the
-    most likely token (Nguyen et al. 2024). At least one token is kept; of equally likely tokens
-    those with the lower ids are.
+    `top_k` most likely tokens (Holtzman et al. 2020). `min_p` comes last and refers to the
+    probability of the most likely token (Nguyen et al. 2024). At least one token is kept; among
+    equally likely tokens lower ids come first.
 
     The noise of a token depends on its id and the text's `words` alone, so that it does not matter
     which of the ways below a batch takes.

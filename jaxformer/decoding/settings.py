@@ -33,7 +33,7 @@ class LogitsConfig(Checked):
 
 @dataclass(frozen=True, kw_only=True)
 class SearchConfig(LogitsConfig):
-    """Settings of beam search; the defaults are those of Vaswani et al. 2017, section 6.1.
+    """Settings of beam search; the defaults follow Vaswani et al. 2017, section 6.1.
 
     `jaxformer.pretrained.load_generation_config` reads them from a folder of transformers.
 
@@ -129,7 +129,7 @@ class SamplingConfig(LogitsConfig):
     top_p: Annotated[float, Range(0, 1, "(]")] = 1.0
     """Draw from the fewest of these tokens whose probabilities add up to top_p."""
     min_p: Annotated[float, Range(0, 1, "[]")] = 0.0
-    """Draw from those of them at least min_p times as likely as the most likely token."""
+    """Draw only from tokens that are at least min_p times as likely as the most likely one."""
     max_new_tokens: Count = 200
     """The most tokens that a prompt is continued by."""
 
@@ -142,7 +142,8 @@ class SamplingConfig(LogitsConfig):
 class TranslationOptions(Checked):
     """Options of `translate` beside the search.
 
-    The ids are those of tokenizers trained here; `load_generation_config` gives a folder's own.
+    The ids are those that tokenizers trained here have; `load_generation_config` gives a folder's
+    own.
 
     >>> TranslationOptions(max_extra_tokens=10).bos
     1

@@ -139,8 +139,8 @@ class Gathering(NamedTuple):
     def _sum_over_copies(self, gradient: jax.Array, spec: PartitionSpec) -> jax.Array:
         """`gradient` added up over the devices that hold the same part of the parameter."""
         dividing = {axis for _, axes in _divided(spec) for axis in axes}
-        others = tuple(axis for axis in self.axes if axis not in dividing)
-        return jax.lax.psum(gradient, others) if others else gradient
+        summed_axes = tuple(axis for axis in self.axes if axis not in dividing)
+        return jax.lax.psum(gradient, summed_axes) if summed_axes else gradient
 
 
 class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):

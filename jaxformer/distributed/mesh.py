@@ -212,8 +212,10 @@ def check_fits(state: Any) -> None:
     leaves = jax.tree.leaves(state)
     size = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
     devices = {d for x in leaves for d in x.sharding.device_set}
-    here = [d for d in devices if d.process_index == jax.process_index()]
-    limits = [limit for device in here if (limit := device_memory(device, len(here)))]
+    local_devices = [d for d in devices if d.process_index == jax.process_index()]
+    limits = [
+        limit for device in local_devices if (limit := device_memory(device, len(local_devices)))
+    ]
     if limits and size > min(limits):
         raise ConfigError(
             f"the state needs {_bytes(size)} on each device, which has {_bytes(min(limits))}: give "

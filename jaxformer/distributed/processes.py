@@ -171,7 +171,7 @@ def _wait_for(connect: Callable[[], None], awaited: str, timeout: float) -> None
 
     # Python does not wait for a daemon, which may wait for ever, when the process ends.
     threading.Thread(target=run, daemon=True, name="connect").start()
-    begun = said = time.monotonic()
+    begun = last_warning = time.monotonic()
     while True:
         with contextlib.suppress(queue.Empty):
             error = ends.get(timeout=0.2)
@@ -184,8 +184,8 @@ def _wait_for(connect: Callable[[], None], awaited: str, timeout: float) -> None
                 f"waited {timeout:g} seconds for {awaited}: start all processes, with the same "
                 "address, which each host must be able to reach"
             )
-        if now - said >= _SAID_EVERY:
-            said = now
+        if now - last_warning >= _SAID_EVERY:
+            last_warning = now
             _log.warning("waiting for %s (%.0f of %g seconds)", awaited, now - begun, timeout)
 
 
@@ -215,11 +215,11 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
         return
     everyone = _gathered([_digest(repr(value)) for value in values.values()])
     different = [i for i in range(len(names)) if np.any(everyone[:, i] != everyone[0, i])]
-    here = [f"{names[i]}={values[names[i]]!r}" for i in different]
+    own_values = [f"{names[i]}={values[names[i]]!r}" for i in different]
     raise ConfigError(
         f"the processes do not agree on {', '.join(names[i] for i in different)}: "
         f"{_processes(everyone[:, different])}; process {jax.process_index()} of "
-        f"{jax.process_count()} has {listed(here)}. Start all with the same settings and data"
+        f"{jax.process_count()} has {listed(own_values)}. Start all with the same settings and data"
     )
 
 

@@ -99,9 +99,9 @@ class Strategy:
         self.mesh: Mesh = standardize(mesh)
         self.num_shards: int = self.mesh.shape["data"] * self.mesh.shape["fsdp"]
         groups = self.mesh.devices.reshape(self.num_shards, -1)
-        here = jax.process_index()
+        process = jax.process_index()
         self.local_shards: tuple[int, ...] = tuple(
-            i for i, group in enumerate(groups) if any(d.process_index == here for d in group)
+            i for i, group in enumerate(groups) if any(d.process_index == process for d in group)
         )
         self.rules: Mapping[str, MeshAxes] | None = rules
         self.paths: Mapping[str, PartitionSpec] = paths
@@ -398,10 +398,10 @@ def sharded(
 ) -> Strategy:
     """The state divided over `mesh`, whose axes are named as in `MESH_AXES`.
 
-    `rules` say which mesh axis divides each axis of a parameter, by the names in `axes`, those of
-    `parameter_axes(model)` (see also `Strategy.for_model`); `{**RULES, "vocab": None}` changes one.
-    `paths` give a whole spec by a regular expression of a parameter's path. Explicit axes of the
-    mesh are used as Auto axes.
+    `rules` say which mesh axis divides each axis of a parameter, by the names in `axes`, which
+    `parameter_axes(model)` gives (see also `Strategy.for_model`); `{**RULES, "vocab": None}`
+    changes one. `paths` give a whole spec by a regular expression of a parameter's path. Explicit
+    axes of the mesh are used as Auto axes.
 
     >>> from jax.sharding import PartitionSpec
     >>> from jaxformer.distributed import make_mesh

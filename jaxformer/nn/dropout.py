@@ -28,8 +28,8 @@ class Dropout(CheckedModule):
     ) -> DropoutMask | None:
         """Dropout of arrays with the rows of `x` as a function; None where nothing is dropped.
 
-        A key alone numbers the rows. Without `rng` the key is that of Flax's stream "dropout",
-        where `apply` was given one.
+        A key alone numbers the rows. Without `rng` Flax's stream "dropout" gives the key, if
+        `apply` was given that stream.
         """
         if not self.rate:
             return None
@@ -43,7 +43,7 @@ def dropout_rng_of(
 ) -> DropoutRng | None:
     """The randomness of the rows of `x` in a call of `module`; None in a call without any.
 
-    Without `rng` the key is that of Flax's stream "dropout", where `apply` was given one.
+    Without `rng` Flax's stream "dropout" gives the key, if `apply` was given that stream.
     """
     if rng is None and module.has_rng("dropout") and not module.is_initializing():
         rng = module.make_rng("dropout")

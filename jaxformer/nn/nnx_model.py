@@ -29,7 +29,7 @@ class ModelWithParams(Protocol):
 class NNXModel(nnx.bridge.ToNNX):
     """A Linen model as an NNX module, as `to_nnx` returns it.
 
-    A call, its methods and their arguments are those of the model: `model(tokens)`,
+    It is called as the model is, and has its methods: `model(tokens)`,
     `model.decode_step(tokens, cache)`. After `model.train()`, which is the first state, each call
     draws dropout anew from the stream "dropout" of its `nnx.Rngs`, or from their default stream;
     without `nnx.Rngs`, and after `model.eval()`, nothing is dropped. A method that takes no

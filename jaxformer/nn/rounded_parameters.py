@@ -44,8 +44,8 @@ Paths = frozenset[str]
 def rounded_matrices(model: nn.Module, params: Any, *inputs: Any) -> dict[str, np.dtype]:
     """{"path/of/leaf": type} of each matrix of `params` that `model` rounds wherever it reads it.
 
-    `params` are arrays or shapes, `inputs` are what `model` is called with, by default those of
-    `example_inputs`. Nothing is computed, and the result is remembered.
+    `params` are arrays or shapes, `inputs` are what `model` is called with, by default
+    `example_inputs(model)`. Nothing is computed, and the result is remembered.
 
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2, "num_decoder_layers": 1}
     >>> model = jf.DecoderOnly(jf.TransformerConfig(11, **sizes, dtype="bfloat16"))

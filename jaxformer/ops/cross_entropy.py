@@ -107,8 +107,8 @@ def _cross_entropy_jvp(label_smoothing, z_loss, primals, tangents):
     # 8 bits could not count all classes.
     places = jax.lax.broadcasted_iota(jnp.uint32, p.shape, p.ndim - 1)
     hit = labels.astype(jnp.uint32)[..., None] == places
-    rest = label_smoothing / logits.shape[-1]
-    slope = p - jnp.where(hit, 1.0 - label_smoothing + rest, rest)
+    share = label_smoothing / logits.shape[-1]
+    slope = p - jnp.where(hit, 1.0 - label_smoothing + share, share)
     return nats, jnp.sum(slope * tangents[0].astype(jnp.float32), axis=-1)
 
 

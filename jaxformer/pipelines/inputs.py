@@ -116,7 +116,7 @@ def check_id(name: str, token: int, vocab_size: int) -> None:
 def suppressed_ids(
     model_config: TransformerConfig, tokenizer: Tokenizer, config: LogitsConfig
 ) -> tuple[int, ...]:
-    """The ids that are never written: those of `config`, and those that the tokenizer lacks."""
+    """The ids that are never written: `config.suppress_tokens`, and every id without a token."""
     unknown = range(tokenizer.vocab_size, model_config.vocab_size)
     return *config.suppress_tokens, *(x for x in unknown if x not in config.suppress_tokens)
 

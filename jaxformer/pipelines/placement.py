@@ -35,7 +35,7 @@ def shardings(devices: Strategy, state: Any, rows: int) -> Any:
 
 
 def divide_rows(arrays: Any, rows: int) -> Any:
-    """`arrays` of this many `rows` within a compiled piece, divided as those of a search's state.
+    """`arrays` of this many `rows` within a compiled piece, divided as a search's state is.
 
     Without it each device computes all texts that enter.
     """

@@ -81,9 +81,9 @@ def translate(
 ) -> Any:
     """The best translation of each text, or of the one text.
 
-    The search is that of `loaded`; a `SearchConfig` or `TranslationOptions` in `settings` replaces
-    its own, `changes` replace single fields, as in beam_size=8, or in source_language="eng_Latn"
-    and target_language="deu_Latn" for a model of many languages.
+    `loaded` has the settings of the search. A `SearchConfig` or `TranslationOptions` in `settings`
+    takes their place, `changes` replace single fields, as in beam_size=8, or in
+    source_language="eng_Latn" and target_language="deu_Latn" for a model of many languages.
 
     `logits_processors` change the log-probabilities of each token after the settings have; its
     history begins with the token `bos` of the options. A function that is made anew in each call
@@ -201,8 +201,11 @@ def find_too_long(
 def source_ids(
     lines: Texts, tokenizer: Tokenizer, search: SearchConfig, options: TranslationOptions
 ) -> list[list[int]]:
-    """The ids of each line, after the `prefix`, as the folder's own tokenizer gives them, or else
-    those of the line and EOS; none for a blank one. Raises as `check_special_ids` does."""
+    """The ids of each line, after the `prefix`; none for a blank line.
+
+    They are what the folder's own tokenizer gives; without such settings the line's ids and EOS.
+    Raises as `check_special_ids` does.
+    """
     check_special_ids(tokenizer, search, options)
     lines = check_texts(lines)
     texts = [options.prefix + line for line in lines]

@@ -139,5 +139,5 @@ def warn_ignored(keys: Iterable[str], name: str) -> None:
     """Warns of `keys` of config.json that the model `name` of `transformers` does not read."""
     keys = sorted(keys)
     if keys:
-        said = f"config.json: {', '.join(keys)} ignored: {name} of transformers does not read it"
-        warnings.warn(shorten(said, 300), stacklevel=2)
+        message = f"config.json: {', '.join(keys)} ignored: {name} of transformers does not read it"
+        warnings.warn(shorten(message, 300), stacklevel=2)

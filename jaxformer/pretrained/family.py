@@ -36,8 +36,8 @@ def identity(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
 class Family(NamedTuple):
     """The rules by which the folders of a `model_type` are read and written.
 
-    Names of tensors are those of a model with a head: `head_prefixes` and `prefix` say how the
-    names of a model without one differ.
+    Tensors have the names that they have in a model with a head; `prefix` and `head_prefixes` say
+    how the names of a model without one differ.
     """
 
     model_type: str

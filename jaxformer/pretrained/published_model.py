@@ -94,7 +94,7 @@ class PublishedModel:
         """The tokenizers of source and target; None for a folder without their files.
 
         They are one object, except in Marian's folders. The tokenizer beside an adapter counts more
-        than that of its base. Raises `ConfigError` for a tokenizer with more ids than the model.
+        than its base's. Raises `ConfigError` for a tokenizer with more ids than the model.
         """
         folder = self.tokenizer_folder
         if folder is None:

@@ -113,7 +113,7 @@ class Entry(NamedTuple):
     """The change of form of the joined parameters."""
     matrix: int | None = None
     """The tensor stores this one of the matrices that the first axis of its only parameter stacks,
-    such as those of experts; None: whole parameters."""
+    such as the matrices of experts; None: whole parameters."""
 
     def stored_shape(self, path: str, shapes: Mapping[str, Shape]) -> Shape:
         """The shape of what the tensor stores of the parameter at `path`."""

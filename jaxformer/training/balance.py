@@ -26,7 +26,7 @@ def balance_sum(
     chosen equally often, and E where all tokens choose one. The result is the mean over layers.
     `routing` is the collection that `Experts` record (`jaxformer.nn.experts.ROUTING`).
 
-    Shares of choices are those of the whole batch, over all devices whose parts of it a program
+    Shares of choices are taken over the whole batch, on all devices whose parts of it a program
     sees as one (`sum_over_devices`). They have no gradient. With gradient accumulation the batch is
     each part. Raises `ConfigError` where no experts were recorded.
     """

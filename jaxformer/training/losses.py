@@ -155,10 +155,10 @@ def masked_and_next_sentence_loss(
 
         inputs = batch.tokens, batch.padding_mask, batch.token_type_ids
         dropout_rng = None if rng is None else DropoutRng(rng, batch.example_ids)
-        both: Any = model.apply(
+        returned: Any = model.apply(
             {"params": params}, *inputs, dropout_rng=dropout_rng, method=outputs
         )
-        output, next_logits = both
+        output, next_logits = returned
         labels = batch.labels, batch.loss_mask
         if loss_chunk:
             nats, tokens = _in_chunks(terms, model, params, output, labels, loss_chunk)
@@ -217,10 +217,11 @@ def _token_loss(
     loss_chunk: int,
     balance: float,
 ) -> Loss:
-    """The loss `terms(logits, *labels)`, and `balance` times that of experts.
+    """A loss made of two functions, plus `balance` times the balance of experts.
 
-    `read(batch)` gives the model's inputs, the labels, and the tokens that count for the balance.
-    It raises `ConfigError` for chunks of a model without hidden vectors.
+    `read(batch)` gives the model's inputs, the labels, and the tokens that count for the balance;
+    `terms(logits, *labels)` gives the sum in nats and the number of labels. The loss raises
+    `ConfigError` for chunks of a model without the method `hidden`.
     """
 
     def loss(params, batch, rng):

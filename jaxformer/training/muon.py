@@ -186,10 +186,10 @@ def _orthogonalize_parts(
     results = []
     start = 0
     for member, part, stack in zip(members, parts, stacks, strict=True):
-        own = result[start : start + len(stack)]
+        matrix = result[start : start + len(stack)]
         start += len(stack)
-        own = _swap_sides(own, len(group.rows.sizes)) if member.is_transposed else own
-        results.append(own.reshape(part.shape))
+        matrix = _swap_sides(matrix, len(group.rows.sizes)) if member.is_transposed else matrix
+        results.append(matrix.reshape(part.shape))
     return results
 
 

@@ -55,6 +55,11 @@ def test_options_that_measure_nothing_are_refused(make, said):
 def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
     absent, present = train.StepOptions(), train.StepOptions(nanogpt=tmp_path)
     assert list(absent.cases()) == ["jaxformer", train.REFERENCE]
-    assert set(present.cases()) == {"jaxformer", train.REFERENCE, *train.NANOGPT}
+    assert set(present.cases()) == {
+        "jaxformer",
+        train.NANOGPT_COMPILED,
+        train.NANOGPT_EAGER,
+        train.REFERENCE,
+    }
     with pytest.raises(ConfigError, match="has no model.py: give the folder of a checkout"):
         train.load_nanogpt(tmp_path)

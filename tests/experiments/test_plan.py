@@ -256,16 +256,16 @@ def test_a_target_says_its_devices_or_has_as_many_as_the_mesh():
 
 
 @pytest.mark.parametrize(
-    ("compiler", "target", "module", "extra"),
+    ("compiler", "target", "module", "package"),
     [
-        ("tpu", "v5e", "libtpu", "'jaxformer[compilers]' with Python 3.12 or later"),
-        ("cuda", "h100", "jax_cuda", "'jaxformer[cuda13]'; no GPU is needed"),
+        ("tpu", "v5e", "libtpu", "pip install .*libtpu"),
+        ("cuda", "h100", "jax_cuda", r"pip install 'jax\[cuda13\]'"),
     ],
 )
-def test_a_compiler_that_is_not_installed_is_named(monkeypatch, compiler, target, module, extra):
+def test_a_compiler_that_is_not_installed_is_named(monkeypatch, compiler, target, module, package):
     find = targets.find_spec
     monkeypatch.setattr(targets, "find_spec", lambda n: None if n.startswith(module) else find(n))
-    with pytest.raises(MissingExtra, match=re.escape(extra)):
+    with pytest.raises(MissingExtra, match=package):
         words = f"language_modelling {LANGUAGE} --compiler {compiler} --target {target}"
         plan.main(words.split())
 

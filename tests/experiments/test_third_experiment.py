@@ -5,10 +5,12 @@ What it promises of its runs is in test_contract.py.
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from experiments import plan, registry, runs, sweep
 from experiments.examples import own_experiment
+from experiments.harness import cli
 from experiments.harness.runs.run_folder import read_result
 from jaxformer.errors import ConfigError
 from tests.experiments.commands import call
@@ -56,6 +58,26 @@ def test_an_experiment_is_found_by_its_path_and_an_unknown_one_is_refused():
         registry.find("experiments.runs")
     with pytest.raises(ConfigError, match="has no `planned`: define it, a PlannedTraining"):
         registry.planned("finetuning")
+
+
+def test_it_has_options_of_its_own_and_none_of_another_task(capsys):
+    config = cli.parse(own_experiment.PRESETS, ["--data.length", "7"])
+    assert own_experiment.held_out(config).batch(0).tokens.shape == (64, 15)
+    for option in ("--data.seq_len", "--data.train", "--data.batches", "--objective", "--prompts"):
+        with pytest.raises(SystemExit) as end:
+            cli.parse(own_experiment.PRESETS, [option, "7"])
+        assert end.value.code == 2 and option in capsys.readouterr().err
+
+
+def test_its_batches_are_digits_and_their_reverse_of_which_the_second_half_counts():
+    batches = own_experiment.Sequences(length=3, batch_size=5, seed=2)
+    batch = batches.batch(7, lambda size: np.array([4, 1]))
+    whole = batches.batch(7)
+    np.testing.assert_array_equal(batch.tokens, whole.tokens[[4, 1]])
+    np.testing.assert_array_equal(batch.tokens[:, :3], batch.tokens[:, :3:-1])
+    assert (batch.tokens[:, 3] == own_experiment.SEPARATOR).all()
+    np.testing.assert_array_equal(batch.loss_mask, [[False] * 3 + [True] * 3] * 2)
+    assert batches.fingerprint != batches._replace(length=5).fingerprint
 
 
 @pytest.mark.long

@@ -302,7 +302,7 @@ def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, 
         (Classifier(DecoderOnly(GPT2, doubled_attention), 3), "the attention_fn doubled_attention"),
         (DecoderOnly(replace(GPT2, positions=DerivedPositions())), "gpt2: positions=DerivedPos"),
         (DerivedDecoder(GPT2), "a DerivedDecoder may compute something else"),
-        (Classifier(DecoderOnly(GPT2), 3, "mean"), "'mean' cannot be exported, .* pooling='own'"),
+        (Classifier(DecoderOnly(GPT2), 3, "mean"), "'mean' cannot be exported, .* pooling='token'"),
     ],
 )
 def test_what_may_compute_something_else_is_never_exported(model, reason, random_params, tmp_path):

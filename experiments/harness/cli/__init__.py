@@ -53,9 +53,9 @@ def parse(
     by its name, as in `--model.positions rotary`, and set as a nested field. Below the options,
     `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With `experiment`,
     `--resume RUN` takes the settings of a run in a folder of that name, and `--continue_from RUN`
-    too, for a new run that goes on from its state. Arguments without a name are those of the option
-    `positional`; they stand before or after the options, but not after one that takes a list. A
-    list that is given several times has all values. None for `args` reads the process's. An
+    too, for a new run that goes on from its state. Arguments without a name are values of the
+    option `positional`; they stand before or after the options, but not after one that takes a
+    list. A list that is given several times has all values. None for `args` reads the process's. An
     unknown preset or option, and settings that contradict each other, end the process with code 2
     and one sentence on stderr.
     """
@@ -75,8 +75,8 @@ def take_options(options: T, args: Sequence[str]) -> tuple[T, list[str]]:
     if "help" in groups:
         print(help_text.of(options, kinds, []))
     values = _take(kinds, groups)
-    rest = [[f"--{name}", *words] for name, uses in groups.items() for words in uses]
-    return config_files.with_overrides(options, values), sum(rest, [])
+    other_words = [[f"--{name}", *words] for name, uses in groups.items() for words in uses]
+    return config_files.with_overrides(options, values), sum(other_words, [])
 
 
 def read_option(config: Any, name: str, word: str) -> Any:
@@ -168,9 +168,9 @@ def _take(
         uses, is_list = groups.pop(name), name in kinds and _is_list(kinds[name])
         count = 0 if name in flags else 1
         if positional and not is_list and name != positional:
-            rest = [word for words in uses for word in words[count:]]
+            later_words = [word for words in uses for word in words[count:]]
             uses = [words[:count] for words in uses]
-            groups.setdefault(positional, []).extend([rest] if rest else [])
+            groups.setdefault(positional, []).extend([later_words] if later_words else [])
         if name in flags:
             on = flags[name]
             values[on] = name == on
@@ -249,12 +249,12 @@ def _location(path: str, experiment: str) -> dict[str, str]:
 
 def _own_parts(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
     """The settings of the parts of your own that `groups` name."""
-    own: dict[str, Any] = {}
+    settings_of_parts: dict[str, Any] = {}
     for name in [name for name in groups if plain.part_kinds(kinds.get(name))]:
         word = _read(kinds[name], groups[name][-1], f"--{name}")
         part = plain.find_part(kinds[name], word, f"--{name}")
-        own |= {} if part == word else config_files.settings(part, f"{name}.")
-    return own
+        settings_of_parts |= {} if part == word else config_files.settings(part, f"{name}.")
+    return settings_of_parts
 
 
 def _off(name: str) -> str:

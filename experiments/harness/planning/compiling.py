@@ -61,8 +61,8 @@ class PlannedProgram(NamedTuple):
 
     `arguments` are the whole state and the program's batch, `results` those that do not reuse an
     argument's memory. `shortage` is the message of a compiler that refuses the program for want of
-    memory; then, and where nothing is compiled, `program` has no instructions. `schedules` are
-    those of flash attention on a TPU by their instructions' names, where libtpu writes them.
+    memory; then, and where nothing is compiled, `program` has no instructions. `schedules` are the
+    schedules of flash attention on a TPU by their instructions' names, where libtpu writes them.
     """
 
     name: str
@@ -109,14 +109,14 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
     lower_step = {"step": lambda: step.lower(state, strategy.abstract_batch(batch, parts))}
 
     def programs() -> Iterator[PlannedProgram]:
-        others = training.others(config, model, strategy, params)
-        for name, lower in (lower_step | others).items():
+        other_programs = training.others(config, model, strategy, params)
+        for name, lower in (lower_step | other_programs).items():
             calls.clear()
             # A single device that is not here is in no mesh, and attention is chosen by the mesh.
             with jax.set_mesh(strategy.mesh):
                 lowered, attention = lower(), list(calls)
             # The arguments of the step are the whole state, the other programs take its parameters.
-            rest = 0 if name == "step" else held - bytes_per_device(params)
+            held_besides = 0 if name == "step" else held - bytes_per_device(params)
             share = TPU_SHARE if devices is None and name == "step" else 1.0
             try:
                 compiled = lowered.compile(CPU_OPTIONS if devices is None else None)
@@ -130,7 +130,7 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
             counted: Any = compiled.memory_analysis()
             yield PlannedProgram(
                 name,
-                rest + counted.argument_size_in_bytes,
+                held_besides + counted.argument_size_in_bytes,
                 counted.output_size_in_bytes - counted.alias_size_in_bytes,
                 int(share * counted.temp_size_in_bytes),
                 attention,

@@ -153,10 +153,10 @@ def _tpu_devices(target: Target, count: int) -> Sequence[Device]:
     from jax.experimental import topologies
 
     if find_spec("libtpu") is None:
-        here = f"{sys.version_info.major}.{sys.version_info.minor}"
+        version = f"{sys.version_info.major}.{sys.version_info.minor}"
         raise MissingExtra(
             "--compiler tpu needs libtpu, which is not installed: pip install "
-            f"{packages_of('compilers') or 'libtpu'} with Python 3.12 or later (this is {here}), "
+            f"{packages_of('compilers') or 'libtpu'} with Python 3.12 or later (this is {version}) "
             "or -e '.[compilers]' in a copy of the repository; --compiler cpu needs no other "
             "compiler"
         )

@@ -29,9 +29,10 @@ from jaxformer.pretrained import is_pretrained
 from jaxformer.records import Record
 
 _SAMPLES = 12
+"""Texts in a page; the others are left out."""
 _ATTENTION = 32_000
 """Attention weights in a page; sentences and layers beyond are left out."""
-_FACTS = (
+_FACTS = (  # of a run, in the order of its page
     "state",
     "steps",
     "weights",
@@ -59,11 +60,11 @@ class Contents(NamedTuple):
     params: Any
     sentences: Sequence[Sentence]
     samples: Mapping[str, Sequence[str]]
-    """Columns of equal lengths: what was read first, then reference and model if there are any."""
+    """Columns of equal lengths: the texts that were read, then "reference" and "model" if known."""
 
 
 def run_page(folder: Path, contents: Contents | None = None) -> str:
-    """The page of the run in `folder`, with what is there; it says what is missing.
+    """The page of the run in `folder`, as far as it has got; the page says what is missing.
 
     The folder may also be one of `transformers`.
     """
@@ -78,30 +79,43 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
         unscored = "Not scored yet."
         for name, content in {**files, "metrics.jsonl": {"": ""}}.items():
             if (folder / name).is_file():
-                warnings += [] if content else [f"{name} is damaged."]
+                if not content:
+                    warnings.append(f"{name} is damaged.")
             elif run.state == "done" or name in ("config.json", "env.json"):
                 warnings.append(f"{name} is missing.")
-    first, *others = run.describe_scores(intervals=True).items() or [("", "")]
-    known = {} if is_pretrained(folder) or not run.config else run.describe()
-    facts = dict(others) | {name: known[name] for name in _FACTS if name in known}
+    scores = list(run.describe_scores(intervals=True).items())
+    score = ""
+    score_name = unscored
+    if scores:
+        metric, score = scores[0]
+        score_name = f"{metric} on {_text(run.scores)}"
+    facts = dict(scores[1:])
+    if run.config and not is_pretrained(folder):
+        known = run.describe()
+        facts |= {name: known[name] for name in _FACTS if name in known}
     trackers = Record(folder / "trackers.json").read_if_intact()
-    facts |= {name: said["address"] for name, said in trackers.items()}
+    facts |= {name: tracker["address"] for name, tracker in trackers.items()}
+    attention: list[dict] = []
+    samples = None
     if contents:
-        details = {"parameters": (sizes := _sizes(contents.params))} | details
+        sizes = _sizes(contents.params)
+        details = {"parameters": sizes, **details}
         facts["parameters"] = sizes.rows[-1][1]
+        attention = _attention(contents.sentences)
+        samples = _side_by_side({"model": contents.samples})
     styles = plots.styles(("training", "validation"))
     return _html(
         title=f"{folder.absolute().parent.name}: {folder.name}",
         warnings=warnings,
-        score=first[1],
-        score_name=f"{first[0]} on {_text(run.scores)}" if first[1] else unscored,
+        score=score,
+        score_name=score_name,
         facts=facts,
         command=run.environment.get("command", ""),
         styles=styles,
         legend={name: name for name in styles},
-        attention=_attention(contents.sentences) if contents else [],
+        attention=attention,
         details={name: table for name, table in details.items() if table.rows},
-        samples=_side_by_side({"model": contents.samples} if contents else {}),
+        samples=samples,
         **_charts(_paired(plots.logged_curves([Group(folder.name, [folder])])), styles),
     )
 
@@ -176,9 +190,11 @@ def _compared(comparison: Comparison, groups: Sequence[Group], styles: Styles) -
     for field in sorted({field for each in values.values() for field in each}):
         lines: dict[str, list[tuple[float, Interval]]] = {}
         for name in intervals:
-            others = [f"{x.split('.')[-1]}={y}" for x, y in values[name].items() if x != field]
+            other_settings = [
+                f"{x.split('.')[-1]}={y}" for x, y in values[name].items() if x != field
+            ]
             with_value = _number(values[name].get(field, "")), intervals[name]
-            lines.setdefault(", ".join(others), []).append(with_value)
+            lines.setdefault(", ".join(other_settings), []).append(with_value)
         points = {x for line in lines.values() for x, _ in line}
         if len(points) > 2 and not any(map(math.isnan, points)):
             figures[field] = plots.score_by_value(metric, field, lines)
@@ -222,7 +238,7 @@ def _template() -> Any:
 
 
 def _text(scores: Mapping[str, Any]) -> str:
-    """The text that was scored, and its length."""
+    """The text that was scored, its length, and what the interval of a score means."""
     counts = [f"{scores[name]:,} {name}" for name in COUNTS if name in scores]
     return (
         f"the {scores.get('text', 'unknown')} text ({', '.join(counts)}); ±: 95 % over other texts"
@@ -230,12 +246,14 @@ def _text(scores: Mapping[str, Any]) -> str:
 
 
 def _paired(curves: Curves) -> Curves:
-    """The curves of a single run by metric, with the validation's next to the training's."""
+    """The curves of a single run by metric, each validation next to its training."""
     panels: Curves = {}
-    for metric, (runs,) in ((metric, named.values()) for metric, named in curves.items()):
-        base = metric.removeprefix("validation_")
-        part = "training" if metric == base else "validation"
-        panels.setdefault(base if base in curves else metric, {})[part] = runs
+    for metric, curves_by_run in curves.items():
+        (curve,) = curves_by_run.values()
+        trained = metric.removeprefix("validation_")
+        part = "training" if metric == trained else "validation"
+        panel = trained if trained in curves else metric
+        panels.setdefault(panel, {})[part] = curve
     return panels
 
 
@@ -249,8 +267,8 @@ def _charts(curves: Curves, styles: Styles) -> dict[str, list[str]]:
         metric: plots.svg(plots.curve_figure(metric, named, styles), f"{metric} by step")
         for metric, named in curves.items()
     }
-    others = [figure for metric, figure in drawn.items() if metric not in first]
-    return {"charts": [drawn[metric] for metric in first], "more_charts": others}
+    more_charts = [figure for metric, figure in drawn.items() if metric not in first]
+    return {"charts": [drawn[metric] for metric in first], "more_charts": more_charts}
 
 
 def _side_by_side(written: Mapping[str, Mapping[str, Sequence[str]]]) -> Table | None:

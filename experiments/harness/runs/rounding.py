@@ -17,8 +17,8 @@ def decimals(value: float, half: float = float("nan")) -> int:
     """The decimals of `value` that its 95 % interval of the half width `half` leaves certain.
 
     The half width keeps two digits, and one where they are above 35, as the Particle Data Group
-    rounds. Without a half width (NaN or 0) those of `value`, at most four, two from 10 on, and none
-    from 1,000.
+    rounds. Without a half width (NaN or 0) `value` keeps its own decimals: at most four below 10,
+    two below 1,000, and none from there on.
 
     >>> decimals(41.38, 1.56), decimals(41.38, 0.41), decimals(41.38)
     (1, 1, 2)

@@ -71,7 +71,7 @@ class StoppingMetric(NamedTuple):
 
 
 def stopping_metric(training: TrainingConfig, known: Sequence[str]) -> StoppingMetric:
-    """The metric that `training` names, or the first of `known`, those of every evaluation.
+    """The metric that `training` names, or the first of `known`, the scores of every evaluation.
 
     Raises `ConfigError` for another name, unless your own loss or metric may give it, and for one
     of which neither its name nor `training.early_stopping_mode` tells whether less or more is

@@ -86,8 +86,8 @@ class AutoAttention:
             return first
         timing = time_kernels((first.name, others[0].name), spec)
         self.contact.kernels[kind] = timing.choice
-        said = f"attention {spec} on {device}: {timing.choice}, by time ({timing})"
-        self._say(timing.choice, lambda: said)
+        sentence = f"attention {spec} on {device}: {timing.choice}, by time ({timing})"
+        self._say(timing.choice, lambda: sentence)
         return first if timing.choice == first.name else others[0]
 
     def _accepts(self, spec: AttentionSpec) -> Any:

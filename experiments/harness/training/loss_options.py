@@ -22,6 +22,6 @@ def nonzero_options(
             loss = getattr(make_loss, "func", make_loss).__name__  # of a partial
             raise ConfigError(
                 f"{name}={value} was given, but the loss {loss} has no argument {name}: give "
-                f"--training.{name} 0, or use another loss"
+                f"{name}=0 in the options of training, or a loss that takes it"
             )
     return chosen

@@ -64,9 +64,9 @@ def start_folder(config: ExperimentConfig, experiment: str) -> Path | None:
     is no run where `continue_from` names it, `CheckpointError` for a run without a checkpoint, and
     `ConfigError` where several processes read other files there.
     """
-    own = run_folder.folder_of(config.runs, experiment, config.name)
-    if is_begun(own):
-        return own
+    own_folder = run_folder.folder_of(config.runs, experiment, config.name)
+    if is_begun(own_folder):
+        return own_folder
     parent = parent_of(config)
     if config.continue_from and parent is None:
         refuse_parent("continue_from", config.continue_from)

@@ -25,9 +25,9 @@ class Progress:
 
     A step is fetched from the device when the next one has been dispatched: the next batch is built
     and sent while the device computes this one. `log` gets the number of the step and its numbers,
-    which depend on this step alone, except for the speed: a resumed run logs the same. The speed is
-    that of the steps alone: the first step of each shape of batch, which compiles, and what is done
-    within `pause` are left out. The time left counts the pauses to come, one every `pause_every`
+    which depend on this step alone, except for the speed: a resumed run logs the same. The speed
+    counts steps alone, without the first one of each shape of batch, which compiles, and without
+    what is done within `pause`. The time left counts the pauses to come, one every `pause_every`
     steps and two at the end.
     """
 

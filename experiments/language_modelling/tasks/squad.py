@@ -64,7 +64,7 @@ def best_answers(
 ) -> list[str]:
     """For each question the part of its context with the highest sum of start and end logits.
 
-    `logits` [N, 2, T] are those of the rows. With `may_be_none` an answer is "" where the first
+    `logits` [N, 2, T] belong to the rows. With `may_be_none` an answer is "" where the first
     token's sum, of the window in which that is lowest, is higher still (Devlin et al. 2019, section
     4.3).
     """

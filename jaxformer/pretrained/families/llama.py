@@ -159,7 +159,7 @@ def _experts(
     config: TransformerConfig,
     config_json: Mapping[str, Any],
 ) -> list[Entry]:
-    """The entries of experts in `module` of a block; `names` are those of `_MLP` in each."""
+    """The entries of experts in `module` of a block; `names` are in the order of `_MLP`."""
     experts = config.feed_forward.experts
     assert experts is not None  # the keys of these families give it
     router = f"{path}/feed_forward/router/kernel"

@@ -87,7 +87,7 @@ class FolderSettings:
     def vocab_size(self, key: str) -> int | None:
         """The number of ids of the model, the number `key` of config.json; None: it does not say.
 
-        Without a number of its own the target's side has that of the source's.
+        The target's side has the source's number where the folder does not say its own.
         """
         value = self._model.get(key) or self._model.get("vocab_size")
         return value if type(value) is int and value > 0 else None
