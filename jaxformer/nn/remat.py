@@ -10,6 +10,7 @@ from flax import linen as nn
 from jaxformer.nn.blocks import Block
 from jaxformer.ops.attention import AttentionFn
 from jaxformer.ops.attention.kernel import FLASH_RESIDUALS
+from jaxformer.ops.experts import EXPERT_PRODUCTS
 
 
 def _remat(
@@ -36,23 +37,25 @@ def _recompute_attention(*, attention_fn: AttentionFn, **fields: Any) -> nn.Modu
 
 
 def _is_matmul_with_weights(primitive: Any, *_: Any, **params: Any) -> bool:
-    """Whether it is a product with at most one batch dimension, or one of rows sorted by expert.
+    """Whether it is a product with at most one batch dimension.
 
     Attention's own products have two, rows and heads. Those with weights have none, or one where
     each group of a mesh has a copy of the weights.
     """
-    if primitive.name == "ragged_dot_general":
-        return True
     if primitive is not jax.lax.dot_general_p:
         return False
     _, (batch, _) = params["dimension_numbers"]
     return len(batch) <= 1
 
 
+_save_products = jax.checkpoint_policies.save_from_both_policies(
+    _is_matmul_with_weights, jax.checkpoint_policies.save_only_these_names(EXPERT_PRODUCTS)
+)
+
 REMAT: dict[str, Callable[..., nn.Module]] = {
     "none": Block,
     "attention": _recompute_attention,
-    "matmuls": partial(_remat, _is_matmul_with_weights),
+    "matmuls": partial(_remat, _save_products),
     "all_but_attention": partial(
         _remat, jax.checkpoint_policies.save_only_these_names(FLASH_RESIDUALS)
     ),

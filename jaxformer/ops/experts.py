@@ -2,7 +2,7 @@
 
 The three ways compute one function. "dense" multiplies each token with the matrices of all experts
 and adds up what it has chosen. "ragged" sorts the choices by expert, so that the rows of an expert
-are neighbours (Gale et al. 2022), and multiplies them by `jax.lax.ragged_dot`. "slots" gives each
+are neighbours (Gale et al. 2022), and multiplies them by `grouped_product`. "slots" gives each
 expert a fixed number of slots for the tokens of a row of the batch (Lepikhin et al. 2020).
 
 Where the mesh axis "tensor" divides the number of experts, each of its devices computes its own
@@ -17,12 +17,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Float, Int
 
-from jaxformer.ops.dense import summed_in_float32
+from jaxformer.ops.grouped_product import grouped_product
 from jaxformer.ops.manual_axes import check_differentiable
 from jaxformer.ops.partitioning import axis_that_divides
+
+EXPERT_PRODUCTS = "expert_products"
+"""The name of the products of rows that are sorted by expert, for policies of `jax.checkpoint`."""
 
 
 class ExpertLayer(NamedTuple):
@@ -126,7 +130,8 @@ def _sorted(
 ) -> Float[Array, "B T D"]:
     """The outputs of the experts from number `first` on, whose rows are neighbours."""
     num_experts, chosen = _num_experts(layers), choice.experts.shape[-1]
-    expert = choice.experts.reshape(-1) - first
+    # All first choices, then all second ones: a TPU fills up arrays with a choice in each token.
+    expert = choice.experts.reshape(-1, chosen).T.reshape(-1) - first
     is_here = (expert >= 0) & (expert < num_experts)
     expert = jnp.where(is_here, expert, num_experts)  # they come last
     order = jnp.argsort(expert)
@@ -136,7 +141,7 @@ def _sorted(
 
     def multiply(rows: Array, name: str) -> Array:
         kernel, bias = layers[name]
-        out = _ragged_dot(rows, kernel, sizes)
+        out = checkpoint_name(grouped_product(rows, kernel, sizes), EXPERT_PRODUCTS)
         # The last row takes the gradient of choices of other devices' experts.
         return out if bias is None else out + jnp.pad(bias, ((0, 1), (0, 0)))[expert]
 
@@ -146,28 +151,23 @@ def _sorted(
     rows = jnp.where(is_here, rows_of(x), 0)
     out = network(rows, None if keep is None else rows_of(keep), multiply)
     out = jnp.where(is_here, out, 0)  # a product leaves rows of no group undefined
-    weights = choice.weights.astype(x.dtype).reshape(-1, 1)
+    weights = choice.weights.astype(x.dtype).reshape(-1, chosen).T.reshape(-1, 1)
     out = _permute(out, places, order) * weights
-    return out.reshape(*x.shape[:2], chosen, -1).sum(2)
-
-
-def _ragged_dot(rows: Array, kernel: Array, sizes: Array) -> Array:
-    multiply = partial(jax.lax.ragged_dot, group_sizes=sizes)
-    return summed_in_float32(multiply, rows, kernel).astype(rows.dtype)
+    return out.reshape(chosen, *x.shape[:2], -1).sum(0)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _sort_rows(tokens: Array, order: Array, places: Array, chosen: int) -> Array:
     """The token of each choice, in `order`; the gradient has no scatter."""
-    return tokens[order // chosen]
+    return tokens[order % len(tokens)]
 
 
 def _sort_rows_forward(tokens, order, places, chosen):
-    return tokens[order // chosen], places
+    return tokens[order % len(tokens)], places
 
 
 def _sort_rows_backward(chosen, places, gradient):
-    return gradient[places].reshape(-1, chosen, gradient.shape[-1]).sum(1), None, None
+    return gradient[places].reshape(chosen, -1, gradient.shape[-1]).sum(0), None, None
 
 
 _sort_rows.defvjp(_sort_rows_forward, _sort_rows_backward)

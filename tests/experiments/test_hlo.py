@@ -239,6 +239,18 @@ def test_a_forward_pass_that_is_repeated_in_the_backward_pass_costs_a_forward_pa
     assert step_time(backward, "v5e", [SPEC]).attention_bound == pytest.approx(2.5 * once)
 
 
+@pytest.mark.parametrize("name", ["gmm", "tgmm"])
+def test_a_product_with_experts_takes_the_flops_of_its_own_estimate_and_is_no_attention(name):
+    path = f"jit(step)/jvp(Net)/feed_forward/cond/branch_0_fun/jit({name})/pallas_call"
+    estimate = '"cost_estimate":{"flops":"197000","transcendentals":"0"}'
+    line = (
+        'bf16[3,1024] custom-call(%p0, %p1), custom_call_target="tpu_custom_call", '
+        f'metadata={{op_name="{path}"}}, backend_config={{"custom_call_config":{{,{estimate}}}}}'
+    )
+    time = step_time(only(line, "bf16[3,7]", "bf16[7,1024]"), "v5e", [SPEC])
+    assert time.experts == time.total == pytest.approx(1e-9)
+
+
 def test_work_counts_what_a_loop_runs_as_often_as_it_runs(tpu):
     done = counting.work(tpu)
     # the product [3, 5, 7] x [3, 11, 7], which a TPU writes as a convolution along the batch
@@ -423,7 +435,7 @@ def test_a_report_says_what_the_program_holds(tpu):
         "                    auto takes tpu_flash",
         "  collectives       all-gather bf16: 80 times, 491.52 kB, 4 devices,",
         "work per step       1.970e+13 FLOPs by the equations",
-        "  of the program    1.848e+05 FLOPs of products on all devices, without",
+        "  of the program    1.848e+05 FLOPs of products on all devices, without kernels",
         f"  attention kernels {time.attention_bound:.3g} s, at least: their FLOPs at the peak",
     ):
         assert line in lines, (line, lines)

@@ -11,7 +11,9 @@ from scipy.special import softmax
 
 import jaxformer as jf
 from jaxformer.nn.experts import ROUTING
+from jaxformer.nn.remat import REMAT
 from jaxformer.nn.rounded_parameters import rounded_matrices
+from jaxformer.ops.experts import EXPERT_PRODUCTS
 from jaxformer.training.parameters import flatten
 from tests.configs import small
 
@@ -131,6 +133,22 @@ def test_dropout_of_the_hidden_layer_is_the_same_for_each_dispatch(x, random_par
 def gpt(**changes):
     options = jf.FeedForwardOptions(experts=OPTIONS)
     return jf.DecoderOnly(small(num_decoder_layers=2, feed_forward=options, **changes))
+
+
+def test_products_with_experts_are_kept_where_products_with_weights_are(random_params, capsys):
+    options = replace(OPTIONS, dispatch="ragged", shared_d_ff=None)
+    feed_forward = jf.FeedForwardOptions("silu", gated=True, experts=options)
+    config = small(num_decoder_layers=2, feed_forward=feed_forward)
+    ids = np.random.default_rng(1).integers(0, 17, (B, T))
+    params = random_params(jf.DecoderOnly(config), ids)
+    for remat, kept in {"matmuls": 3 * 2, "blocks": 0}.items():
+        model = jf.DecoderOnly(config, block=REMAT[remat])
+
+        def loss(params, model=model):
+            return model.apply({"params": params}, ids).var()
+
+        jax.ad_checkpoint.print_saved_residuals(loss, params)
+        assert capsys.readouterr().out.count(EXPERT_PRODUCTS) == kept
 
 
 @pytest.mark.parametrize("scan_layers", [False, True])

@@ -144,9 +144,9 @@ def describe_step(
         lines += _rows(
             "  of the program",
             [
-                f"{devices * done.flops:.3e} FLOPs of products on all devices, without attention "
-                f"kernels; {gigabytes(done.bytes)} read and written by the kernels of a device, in "
-                "memory or on the chip"
+                f"{devices * done.flops:.3e} FLOPs of products on all devices, without kernels "
+                f"of attention and experts; {gigabytes(done.bytes)} read and written by the "
+                "kernels of a device, in memory or on the chip"
             ],
         )
     if estimate or accelerator not in TPUS:
@@ -167,6 +167,7 @@ def describe_step(
         "kernels": (time.kernels, f"the compiler's cycles at {clock:g} GHz"),
         "flash attention": (time.attention, "the schedules of its kernels"),
         "attention kernels": (time.attention_bound, "at least: their FLOPs at the peak"),
+        "experts": (time.experts, "the FLOPs of all choices at the peak"),
         "collectives": (time.collectives, "modelled by link rate"),
         "asynchronous ones": (time.asynchronous, "which hide behind the kernels"),
         "between slices": (time.between_slices, "modelled by the network's rate"),

@@ -1,10 +1,13 @@
 """The time of a step on a TPU, from its compiler's cycles and a model of what these leave out.
 
 The compiler estimates the cycles of each kernel that it makes itself. It estimates none for Mosaic
-kernels (flash attention), collectives and sorts, of which sorts are not counted:
+kernels (flash attention, products with experts), collectives and sorts, of which sorts are not
+counted:
 
 - Attention takes the cycles of its kernels' schedules, where libtpu writes them, else the time of
   its FLOPs at the peak of the matrix units, which is a lower bound.
+- Products with experts take the time of their FLOPs at the peak, as if a device computed each
+  choice of its tokens; along "tensor" it computes a part of them.
 - A collective sends its bytes around a ring at the rate of one axis of the chip's links.
   Asynchronous ones run while kernels compute, and count only where they take longer than these.
 - What goes to other slices takes a chip's share of the network, and nothing runs at the same time.
@@ -13,6 +16,7 @@ No figure of this model has been compared with a TPU. Waiting for memory is not 
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
@@ -34,6 +38,7 @@ class StepTime(NamedTuple):
       kernels: the seconds of these cycles.
       attention: the seconds of flash attention by its kernels' schedules.
       attention_bound: of kernels without a schedule, the seconds of their FLOPs at the peak.
+      experts: the seconds of the products with experts at the peak.
       collectives: the seconds of collectives during which nothing is computed.
       asynchronous: the seconds of collectives that hide behind the kernels.
       between_slices: the seconds of the network.
@@ -43,6 +48,7 @@ class StepTime(NamedTuple):
     kernels: float
     attention: float
     attention_bound: float
+    experts: float
     collectives: float
     asynchronous: float
     between_slices: float
@@ -50,7 +56,7 @@ class StepTime(NamedTuple):
     @property
     def total(self) -> float:
         """The seconds of all; asynchronous collectives hide behind the kernels."""
-        computed = self.kernels + self.attention + self.attention_bound
+        computed = self.kernels + self.attention + self.attention_bound + self.experts
         return max(computed, self.asynchronous) + self.collectives + self.between_slices
 
 
@@ -65,7 +71,7 @@ def step_time(
     `specs` are the attention calls of the model, `schedules` are by their instructions' names.
     """
     chip, figures = TPUS[accelerator], ACCELERATORS[accelerator]
-    cycles, scheduled, flops = 0, 0.0, 0.0
+    cycles, scheduled, flops, of_experts = 0, 0.0, 0.0, 0.0
     equal: dict[FlashKernel, Schedule] = {}  # the compiler schedules one of equal kernels
     for run in program.executed:
         each = run.instruction
@@ -76,6 +82,9 @@ def step_time(
         each = run.instruction
         cycles += run.times * each.cycles
         if each.target != MOSAIC:
+            continue
+        if is_product_with_experts(each):
+            of_experts += run.times * estimated_flops(each)
             continue
         kernel = FlashKernel.read(program, run.computation, each, specs)
         if kernel is None:
@@ -92,10 +101,22 @@ def step_time(
         kernels=cycles / chip.clock,
         attention=scheduled / chip.clock,
         attention_bound=flops / figures.bfloat16,
+        experts=of_experts / figures.bfloat16,
         collectives=waits[False],
         asynchronous=waits[True],
         between_slices=counting.between_slices(program) / chip.network,
     )
+
+
+def is_product_with_experts(kernel: Instruction) -> bool:
+    """Whether a Mosaic kernel is one of JAX's `megablox`."""
+    return re.search(r"\bt?gmm\b", kernel.op_name) is not None
+
+
+def estimated_flops(kernel: Instruction) -> float:
+    """The FLOPs of a Mosaic kernel by its own estimate; 0 without one."""
+    estimate = re.search(r'"cost_estimate":\s*\{[^{}]*"flops":\s*"?(\d+)', kernel.text)
+    return float(estimate[1]) if estimate else 0.0
 
 
 def least_attention_flops(kernel: Instruction, specs: Sequence[AttentionSpec]) -> float:
