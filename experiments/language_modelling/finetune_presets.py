@@ -75,6 +75,18 @@ class FinetuneConfig(LanguageConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        for name in _OF_PLAIN_TEXT:
+            value = getattr(self.data, name)
+            if value != getattr(DataConfig, name):
+                raise ConfigError(
+                    f"data.{name}={value!r} is for documents, but fine-tuning reads examples: "
+                    "leave it out"
+                )
+        if self.training.metrics:
+            raise ConfigError(
+                f"training.metrics={self.training.metrics!r} are computed for language models and "
+                "translators, not in fine-tuning: leave it out"
+            )
         if self.task.from_scratch and self.task.kind == "preference":
             raise ConfigError(
                 "task.kind='preference' compares with the weights that the run starts from, but "
@@ -86,6 +98,18 @@ class FinetuneConfig(LanguageConfig):
                 "starts from, but from_scratch=True starts from random ones: give one of them"
             )
 
+
+_OF_PLAIN_TEXT = (
+    "corpus",
+    "split",
+    "text_field",
+    "document_id",
+    "validation_tokens",
+    "mask_prob",
+    "next_sentence",
+    "batches",
+)
+"""Options of a text of documents, which examples of a task are not."""
 
 _RUN = "runs/language_modelling/python_stdlib"
 

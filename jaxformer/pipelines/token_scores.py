@@ -33,7 +33,9 @@ from jaxformer.text.tokenizers import Template, Tokenizer
 _BATCH_TOKENS = 2048
 # Lengths above this are padded to a multiple of the second number: a further program is compiled
 # in less time than more padding would take.
-_LONG, _MULTIPLE = 256, 128
+_LONG = 256
+_MULTIPLE = 128
+"""Tokens of a text above `_LONG` are filled up to a multiple of this."""
 
 
 class TokenScores(NamedTuple):

@@ -12,6 +12,7 @@ import pytest
 
 import jaxformer as jf
 from experiments import runs as runs_command
+from experiments.harness import cli
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.rows import Rows, choose, predict, take
 from experiments.language_modelling import evaluate, export, finetune, generate
@@ -680,3 +681,22 @@ def test_questions_of_one_key_are_questions_of_their_own(tokenizer):
 def test_settings_that_contradict_each_other_are_refused():
     with pytest.raises(ConfigError, match="but from_scratch=True starts from random ones"):
         changed(PRESETS["chat"], task__from_scratch=True, training__lora_rank=2)
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        "data.corpus shakespeare",
+        "data.split line",
+        "data.text_field body",
+        "data.document_id 5",
+        "data.validation_tokens 7",
+        "data.mask_prob 0.3",
+        "data.batches a.module:name",
+        "training.metrics a.module:name",
+    ],
+)
+def test_options_that_fine_tuning_does_not_read_are_refused(option, capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.parse(PRESETS, f"--{option}".split())
+    assert end.value.code == 2 and option.split()[0] in capsys.readouterr().err

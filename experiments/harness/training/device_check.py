@@ -38,8 +38,12 @@ PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
 
 _LONGEST = 512  # queries and keys of the small call: two blocks of every kernel
 _SIZES = 384, 512, 640  # B, D, F of the small product: sums long enough to tell their type
-_TIMES_REFERENCE, _TIMES_PRODUCT, _LEAST_ERROR = 8.0, 2.0, 1e-5
-"""The error that is allowed, in errors of the reference in the same type, and the least one."""
+_TIMES_REFERENCE = 8.0
+"""The error that attention may have, in errors of `reference` in the same type."""
+_TIMES_PRODUCT = 2.0
+"""The error that a product may have, in errors of `jnp.matmul` in the same type."""
+_MIN_ERROR = 1e-5
+"""The error that both may have in any case."""
 _LIMIT = 120.0  # seconds
 _QUICKLY = {"xla_gpu_autotune_level": 0}
 """Options for a GPU: XLA takes the first program of a product, as it need not be a fast one."""
@@ -144,7 +148,7 @@ def _difference(
     outputs = _outputs(function, *inputs), _outputs(reference, *inputs), exact
     for name, result, near, true in zip(("values", *names), *outputs, strict=True):
         error, usual = _error(result, true), _error(near, true)
-        if not error <= times * usual + _LEAST_ERROR:
+        if not error <= times * usual + _MIN_ERROR:
             return f"{name} differ by {error:.1e} of the largest, the reference's by {usual:.1e}"
     return ""
 

@@ -13,7 +13,8 @@ from jaxformer.pretrained.weight_map import Entry, Transform
 
 _OUTPUT = "lm_head.weight"
 _SHARED = "model.shared.weight"
-_SOURCE, _TARGET = (f"model.{stack}.embed_tokens.weight" for stack in ("encoder", "decoder"))
+_SOURCE = "model.encoder.embed_tokens.weight"
+_TARGET = "model.decoder.embed_tokens.weight"
 _PROJECTIONS = {"query": "q_proj", "key": "k_proj", "value": "v_proj", "out": "out_proj"}
 
 _ONE_ROW = Transform(shape=lambda shape: (1, *shape), to_hf=lambda array: array[None])
