@@ -184,13 +184,12 @@ def _read_spec(
     """The spec, and the weight map's name -> the folder's of each tensor."""
     config = read_config(family, hf)
     layers = config.num_encoder_layers + config.num_decoder_layers
-    asked, networks = f"{layers:,} layers", layers
+    asked = f"{layers:,} layers"
+    networks = layers
     experts = config.feed_forward.experts
     if experts is not None:
-        asked, networks = (
-            f"{asked} of {experts.num_experts:,} experts",
-            layers * experts.num_experts,
-        )
+        asked = f"{layers:,} layers of {experts.num_experts:,} experts"
+        networks = layers * experts.num_experts
     if networks > len(tensors.shapes):  # before anything of this size is built
         raise ConfigError(
             f"config.json asks for {asked}, but the weights have {len(tensors.shapes)} tensors"

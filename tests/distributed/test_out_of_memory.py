@@ -115,6 +115,24 @@ def test_a_lack_of_memory_is_told_with_the_settings_that_lower_the_need(capsys):
         assert setting in said
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ("allocate 1234 bytes", "1234 bytes were"),
+        ("allocate 34359738368 bytes", "32.0 GiB were"),
+        ("allocating 34,359,738,368 bytes", "32.0 GiB were"),
+        ("allocate 1.53GiB", "1.53 GiB were"),
+        ("allocation, 7 times", "RESOURCE_EXHAUSTED: allocation, 7 times."),
+    ],
+)
+def test_the_memory_that_was_asked_for_is_told_in_units_a_person_reads(words, told, capsys):
+    def main():
+        raise jax.errors.JaxRuntimeError(f"RESOURCE_EXHAUSTED: {words}")
+
+    assert cli.run(main) == 1
+    assert f"out of memory: {told}" in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_a_log_on_a_full_disk_stops_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", FullDisk())
     monkeypatch.setattr(sys, "stderr", FullDisk())

@@ -137,13 +137,15 @@ def _raised_in(error: BaseException) -> str:
 
 def _advice(error: BaseException) -> str:
     """The memory that was asked for, and settings that lower the need."""
-    asked = re.search(r"allocat\w* ([\d.,]+) ?(\w+)", str(error))
+    asked = re.search(r"allocat\w* (\d[\d,]*(?:\.\d+)?) ?(\w+)", str(error))
     reason = str(error).splitlines()[0]
     if asked:
         amount, unit = asked.groups()
-        if unit == "bytes" and int(amount) >= 2**30:
-            amount, unit = f"{int(amount) / 2**30:,.1f}", "GiB"
-        reason = f"{amount} {unit} were asked for"
+        size = f"{amount} {unit}"
+        num_bytes = float(amount.replace(",", ""))
+        if unit == "bytes" and num_bytes >= 2**30:
+            size = f"{num_bytes / 2**30:,.1f} GiB"
+        reason = f"{size} were asked for"
     return (
         f"out of memory: {reason}. Lower the batch "
         "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
