@@ -66,6 +66,18 @@ def test_two_runs_are_tested_to_the_digit_as_sacrebleu_does(
         assert result.ci == pytest.approx(group.items, rel=1e-5)
 
 
+def test_groups_of_one_seed_each_are_warned_of_once(text, tmp_path):
+    folders = [
+        write_run(tmp_path / f"w{width}", worse(text, share, seed=width), text, width=width)
+        for width, share in ((7, 0.3), (11, 0.4), (13, 0.3))
+    ]
+    folders.append(write_run(tmp_path / "equal", hypotheses(folders[0]), text, width=17))
+    assert tables.warnings(compare_runs(folders)) == [
+        "each group has one seed, so the noise of seeds is not known: train at least 3",
+        "width=17: the scores are equal",
+    ]
+
+
 def test_items_that_are_all_alike_have_no_interval(text, tmp_path):
     run = write_run(tmp_path / "right", text, text)
     group = compare_runs([run], "exact").groups[0]

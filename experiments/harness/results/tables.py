@@ -155,7 +155,13 @@ def describe(comparison: Comparison) -> list[str]:
 def warnings(comparison: Comparison) -> list[str]:
     """A line for each difference that may be noise, or that is not paired."""
     lines = [*comparison.left_out]
-    lines += [f"{d.name}: {d.warning}" for d in comparison.differences if d.warning]
+    doubtful = [each for each in comparison.differences if each.warning]
+    if len(comparison.groups) > 2 and all(len(group.runs) == 1 for group in comparison.groups):
+        lines.append(
+            "each group has one seed, so the noise of seeds is not known: train at least 3"
+        )
+        doubtful = [each for each in doubtful if each.value == 0.0]
+    lines += [f"{each.name}: {each.warning}" for each in doubtful]
     if comparison.text == "validation":
         lines.append(
             "the validation text also chose the weights: choose settings by it, report a test text"
