@@ -152,3 +152,14 @@ def test_an_activation_of_ones_own_is_recorded_by_its_name():
 
 def softsign(x):
     return x / (1 + abs(x))
+
+
+def test_the_base_of_the_position_schemes_is_no_scheme_to_choose():
+    plain = to_plain(SMALL)
+    with pytest.raises(ConfigError, match="'position_scheme' is unknown: give one of no_positions"):
+        from_plain(TransformerConfig, plain | {"positions": {"type": "position_scheme"}}, "model")
+    with pytest.raises(ConfigError) as refusal:
+        from_plain(TransformerConfig, plain | {"positions": {"type": "rotory"}}, "model")
+    assert "rotary" in str(refusal.value) and "position_scheme" not in str(refusal.value)
+    scaled = replace(SMALL, positions=Rotary())
+    assert from_plain(TransformerConfig, to_plain(scaled), "model") == scaled

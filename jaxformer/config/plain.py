@@ -33,9 +33,17 @@ def type_hints(kind: Any) -> dict[str, Any]:
 
 
 def part_kinds(kind: Any) -> dict[str, type]:
-    """The dataclasses among which the union `kind` leaves the choice, by their names."""
+    """The dataclasses among which the union `kind` leaves the choice, by their names.
+
+    A class that says `is_only_a_base` of itself stands for classes of the user's own, and is none.
+    """
     options = typing.get_args(kind) if is_union(kind) else ()
-    return {_snake(option.__name__): option for option in options if is_dataclass(option)}
+    parts = [option for option in options if is_dataclass(option)]
+    return {
+        _snake(option.__name__): option
+        for option in parts
+        if not vars(option).get("is_only_a_base", False)
+    }
 
 
 def find_part(kind: Any, name: str, where: str) -> Any:

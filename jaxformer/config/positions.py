@@ -1,7 +1,7 @@
 """Position schemes: values that say how a stack of blocks knows the order of its tokens."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -97,6 +97,9 @@ class PositionScheme(Checked):
     ...         return x.at[..., 0].add(positions)
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, positions=Counted())
     """
+
+    is_only_a_base: ClassVar[bool] = True
+    """It is no choice by its name: `NoPositions` gives no positions."""
 
     def check(self, d_model: int, head_dim: int) -> None:
         """Raises `ConfigError` for sizes that the scheme does not support."""
