@@ -133,6 +133,7 @@ ELSEWHERE = {
     *("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer"),  # of PyTorch
     *("after_attention", "after_cross_attention", "after_feed_forward"),  # a tap's, as it runs
     *("validation_NAME", "validation_a", "validation_custom_loss"),  # a metric's
+    "target_parameters",  # of peft
     "my_parts",  # a reader's
     "validation_a",  # of a reader's file, a.txt
 }
