@@ -38,7 +38,8 @@ LANGUAGE = f"""
 TRANSLATION = f"""
     translation {TINY} --model.vocab_size 290 --model.num_encoder_layers 1 --data.corpus files
     --data.train.source a.txt --data.train.target a.txt --data.validation.source b.txt
-    --data.validation.target b.txt --data.batch_tokens 200 --search.beam_size 2 --data.buckets 1
+    --data.validation.target b.txt --data.batch_tokens 200 --data.buckets 1
+    --search.beam_size 2 --search.max_new_tokens 5
 """
 
 

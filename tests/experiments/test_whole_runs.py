@@ -1,8 +1,8 @@
 """Whole runs on simulated pods, from the first step to the export, are those of one device.
 
 A run is trained, validated, its checkpoints are averaged or chosen, it is scored, evaluated by its
-command, translates or continues texts, is fine-tuned and exported: on one device, on 16 of one
-process, and on 4 of each of four processes, which see no other device.
+command, translates or continues texts, is fine-tuned and exported: on one device, on 8 of one
+process, and on 2 of each of four processes, which see no other device.
 """
 
 import contextlib
@@ -40,7 +40,7 @@ from tests.two_processes import finished, free_port, start
 LAYOUTS = {
     "single": "",
     "replicated": "",
-    "fsdp=8,tensor=2": "fsdp=8,tensor=2",
+    "fsdp=4,tensor=2": "fsdp=4,tensor=2",
 }
 SIZES = {"model__d_model": 24, "model__d_ff": 52, "model__num_heads": 4}
 PROCESSES: dict[str, Any] = {}
@@ -199,15 +199,15 @@ def tensors(folder: Path) -> dict[str, float]:
 
 WORK = {
     "one device": "translation:single language:single",
-    "16 devices": "language:fsdp=8,tensor=2",
-    "4 x 4 devices": "translation:fsdp=8,tensor=2 language:replicated",
+    "8 devices": "language:fsdp=4,tensor=2",
+    "4 x 2 devices": "translation:fsdp=4,tensor=2 language:replicated",
 }
 """The runs of each pod. That every layout computes the same steps is tested of the package."""
 
 
 def begin(folder: Path, pod: str) -> list[subprocess.Popen]:
     """The processes of a pod, which write the results of their work to `folder`."""
-    count, devices = {"one device": (1, 1), "16 devices": (1, 16), "4 x 4 devices": (4, 4)}[pod]
+    count, devices = {"one device": (1, 1), "8 devices": (1, 8), "4 x 2 devices": (4, 2)}[pod]
     for kind in ("translation", "language"):
         (folder / kind).mkdir(parents=True)
     environment = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
