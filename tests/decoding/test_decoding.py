@@ -408,7 +408,7 @@ def test_a_search_refuses_sizes_that_do_not_fit(bos, limits, changes, message):
 
 def test_a_batch_without_sentences_is_refused():
     step, none = partial(markov_step, jnp.zeros((5, 5))), jnp.zeros(0, int)
-    with pytest.raises(ValueError, match="the batch is empty: give at least one sentence"):
+    with pytest.raises(ValueError, match="the batch is empty"):
         beam_search(step, NoMemory(), none, none)
     with pytest.raises(ValueError, match="the batch is empty"):
         sample(step, NoMemory(), SamplerInputs(none, none, none), jax.random.key(0))
@@ -422,7 +422,7 @@ def test_the_result_has_room_for_the_longest_text_unless_a_length_is_given():
         assert jax.eval_shape(search).tokens.shape == (2, 4, room)
     found = beam_search(step, NoMemory(), FIRST, limits, SearchConfig(max_new_tokens=5))
     assert found.tokens.shape == (2, 4, 5)
-    with pytest.raises(ValueError, match="max_new_tokens is traced.*: give SearchConfig"):
+    with pytest.raises(ValueError, match="max_new_tokens is traced"):
         jax.jit(lambda limits: beam_search(step, NoMemory(), FIRST, limits))(limits)
 
 

@@ -214,11 +214,11 @@ def test_a_text_written_in_two_parts_is_the_text_written_in_one():
 @pytest.mark.usefixtures("misuse")
 def test_sampling_refuses_an_eos_or_a_history_that_does_not_fit():
     first, limits = np.array([0, 3]), np.array([4, 4])
-    with pytest.raises(ValueError, match=r"eos=\(7,\), but .* the tokens 0 to 6"):
+    with pytest.raises(ValueError, match=r"eos=\(7,\).* 0 to 6"):
         run(table(), first, limits, eos=(7,))
-    with pytest.raises(ValueError, match=r"history has shape \(3, 5\), but must be \[B, P\] with"):
+    with pytest.raises(ValueError, match=r"history has shape \(3, 5\)"):
         run(table(), first, limits, history=np.zeros((3, 5), np.int32))
-    with pytest.raises(ValueError, match=r"tokens \[7\] are not in the vocabulary: .* 0 to 6"):
+    with pytest.raises(ValueError, match=r"\[7\].* 0 to 6"):
         run(table(), first, limits, logits_processors=(suppress_tokens([2, 7]),))
 
 
@@ -241,7 +241,7 @@ def test_a_sampler_refuses_what_it_cannot_mean(values, message):
 
 
 def test_a_penalty_that_is_not_positive_is_refused():
-    with pytest.raises(ConfigError, match="repetition_penalty=0.0, but it must be above 0"):
+    with pytest.raises(ConfigError, match="repetition_penalty=0.0"):
         SamplingConfig(repetition_penalty=0.0)
 
 
@@ -249,7 +249,7 @@ def test_a_penalty_that_is_not_positive_is_refused():
 def test_several_keys_are_refused_and_not_taken_for_the_first(make):
     keys = jnp.stack([make(0), make(1)])
     prompts = SamplerInputs(*jnp.ones((2, 2), int), jnp.arange(2))
-    with pytest.raises(ValueError, match=r"the rng has the shape \(2.*\), but must be one key"):
+    with pytest.raises(ValueError, match=r"the rng has the shape \(2"):
         unwrap(begin_sampling)(None, prompts, keys)
     with pytest.raises(ValueError, match="must be one key"):
         DropoutRng(keys, jnp.arange(2)).keep_mask("place", (2, 3), 0.5)

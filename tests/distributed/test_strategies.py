@@ -244,7 +244,7 @@ def test_two_devices_that_share_a_block_speak_as_often_forward_as_backward(compu
 
 
 def test_another_time_to_gather_is_refused():
-    with pytest.raises(ConfigError, match="gather_at='epoch' is unknown: give 'step' or 'use'"):
+    with pytest.raises(ConfigError, match="gather_at='epoch'.*'step'.*'use'"):
         single().step(toy_loss, optax.sgd(1.0), gather_at="epoch")
 
 
@@ -273,7 +273,7 @@ def test_only_the_data_axis_goes_from_one_slice_to_the_other():
         [1] * 6,
     ]
     assert torus_stages(mesh) == (((0, 3), (1, 4), (2, 5)), ((0, 1, 2), (3, 4, 5)))
-    with pytest.raises(ConfigError, match="the chips are in 2 slices, .* but data=3: give a mult"):
+    with pytest.raises(ConfigError, match="2 slices.* data=3"):
         make_mesh("data=3,fsdp=4", CHIPS)
 
 

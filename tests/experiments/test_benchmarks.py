@@ -61,5 +61,5 @@ def test_without_a_checkout_of_nanogpt_only_its_rows_are_absent(tmp_path):
         train.NANOGPT_EAGER,
         train.REFERENCE,
     }
-    with pytest.raises(ConfigError, match="has no model.py: give the folder of a checkout"):
+    with pytest.raises(ConfigError, match="has no model.py"):
         train.load_nanogpt(tmp_path)

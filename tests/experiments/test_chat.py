@@ -131,7 +131,7 @@ def test_a_conversation_with_tools_is_refused_as_no_template_is_given_them(name,
 
 def test_a_template_that_drops_earlier_answers_is_refused():
     source = "{% for m in messages %}{% if loop.last %}{{ m.content }}{% endif %}{% endfor %}"
-    with pytest.raises(DataError, match="message 2: the chat template writes it otherwise"):
+    with pytest.raises(DataError, match="message 2: the chat template"):
         ChatTemplate(source, {}).answers(MESSAGES)
 
 

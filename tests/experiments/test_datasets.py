@@ -128,10 +128,10 @@ def test_a_file_that_cannot_be_downloaded_says_where_it_is_from(server, tmp_path
 
 
 def test_an_unknown_name_is_refused_and_leads_nowhere(server, tmp_path):
-    with pytest.raises(DataError, match="there is no data set 'house': choose one of houses"):
+    with pytest.raises(DataError, match="data set 'house'.* houses"):
         find("house", "a.txt.gz")
     for file in ("a.txt", "../a.txt.gz", "/etc/passwd", ""):
-        with pytest.raises(DataError, match="has no file .*: choose one of a.txt.gz, raw/b.txt.gz"):
+        with pytest.raises(DataError, match="has no file .*a.txt.gz, raw/b.txt.gz"):
             find("houses", file)
     assert cached(tmp_path) == []
 

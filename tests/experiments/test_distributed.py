@@ -60,7 +60,7 @@ def text(tmp_path) -> Path:
 def test_a_signal_to_one_stops_both_and_their_run_in_a_bucket_goes_on(text, object_storage):
     """Hosts without a shared folder train in a bucket what one shared folder would hold."""
     words = f"{TRANSLATION} {MESH} --optimizer.total_steps 61"
-    words += " --training.save_every 11 --training.evaluate_every 23"
+    words += " --training.save_every 11 --training.evaluate_every 31"
     finished(*begin_two(text, f"{words} --runs whole"))
     runs = f"gs://bucket/{text.name}/runs"
     folder = to_path(runs) / "translation" / "tiny"

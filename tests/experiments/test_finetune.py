@@ -461,7 +461,7 @@ def test_pairs_are_read_from_tables_and_records(tmp_path):
     assert classification.read(config, table) == [("yes", "a b", "c"), ("no", "d", "e f")]
     assert classification.read(config, records) == [("yes", "a b", "c")]
     table = write_lines(tmp_path / "a.tsv", "yes\ta b\tc", "no\td")
-    with pytest.raises(DataError, match="a.tsv:2: needed label<TAB>premise<TAB>hypothesis, got 2"):
+    with pytest.raises(DataError, match="a.tsv:2: .*label<TAB>premise<TAB>hypothesis"):
         classification.read(config, table)
 
 
@@ -473,7 +473,7 @@ def test_a_first_line_that_names_the_columns_is_no_example(tmp_path):
     used = write_lines(tmp_path / "used.tsv", *rows, "label\tthe star")
     assert len(classification.read(CAUSAL, used)) == 4, "here it is a class"
     turned = write_lines(tmp_path / "turned.tsv", "sentence\tlabel", "the sun\ta")
-    with pytest.raises(DataError, match="turned.tsv:1: the label is in column 2: put it into the"):
+    with pytest.raises(DataError, match="turned.tsv:1: the label is in column 2"):
         classification.read(CAUSAL, turned)
 
 
@@ -484,7 +484,7 @@ def test_labelled_text_that_cannot_be_used_is_refused(tmp_path, tokenizer):
     ):
         with pytest.raises(DataError, match=said):
             classification.read(CAUSAL, write_lines(tmp_path / "a.tsv", *lines))
-    with pytest.raises(DataError, match="all texts have the label 'a': two labels are needed"):
+    with pytest.raises(DataError, match="all texts have the label 'a'"):
         classification.facts(CAUSAL, tmp_path, tokenizer, [("a", "x"), ("a", "y")])
     with pytest.raises(DataError, match="no training text has the label 'c'"):
         classification.encode(CAUSAL, tokenizer, [("c", "sun")], ["a", "b"])
@@ -617,16 +617,16 @@ def test_models_that_do_not_fit_a_task_are_refused(kind, files):
 
 def test_rows_that_have_no_room_for_what_is_learned_are_refused(files, tokenizer):
     read = squad.read_questions(files["spans"])
-    with pytest.raises(ConfigError, match="doc_stride=19 leaves no new token in a window of"):
+    with pytest.raises(ConfigError, match="doc_stride=19 "):
         spans.encode(changed(MASKED, task__doc_stride=19), tokenizer, read, [])
     template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
-    with pytest.raises(DataError, match="conversation 1: a message contains '<eos>', the name"):
+    with pytest.raises(DataError, match="conversation 1: .*'<eos>'"):
         chat.encode(CAUSAL, tokenizer, [conversation("a <eos>", "b")], template)
     endless = template._replace(source=PLAIN_TEMPLATE.replace("{{ eos_token }}", ""))
-    with pytest.raises(ConfigError, match="ends no answer with a special token, so a model would"):
+    with pytest.raises(ConfigError, match="ends no answer with a special token"):
         chat.encode(CAUSAL, tokenizer, [conversation("a", "b")], endless)
     short, long = conversation("a", "b"), conversation("a " * 40, "b")
-    with pytest.warns(UserWarning, match="1 of 2 conversations are left out: no answer begins"):
+    with pytest.warns(UserWarning, match="1 of 2 conversations are left out"):
         few = chat.encode(changed(CAUSAL, data__seq_len=43), tokenizer, [long, short], template)
     assert len(few.examples.tokens) == 1
     with pytest.raises(DataError, match="no answer begins within 3 tokens"):
@@ -679,7 +679,7 @@ def test_questions_of_one_key_are_questions_of_their_own(tokenizer):
 
 
 def test_settings_that_contradict_each_other_are_refused():
-    with pytest.raises(ConfigError, match="but from_scratch=True starts from random ones"):
+    with pytest.raises(ConfigError, match="from_scratch=True"):
         changed(PRESETS["chat"], task__from_scratch=True, training__lora_rank=2)
 
 

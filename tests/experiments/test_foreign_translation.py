@@ -67,7 +67,7 @@ def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tmp_path, c
     sums = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
     scores = score_pairs(loaded, zip(lines, ["b", "a h", "c"], strict=True), **languages)
     np.testing.assert_allclose(sums, [sum(x) for x in scores], atol=1e-3)
-    with pytest.raises(ConfigError, match="'deu_Latin' is no language of this folder: give deu_La"):
+    with pytest.raises(ConfigError, match="'deu_Latin' .*deu_Latn"):
         command.main(command.TranslateOptions(**given | source | {"source_language": "deu_Latin"}))
 
 
@@ -90,7 +90,7 @@ def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
     pairs = list(zip(lines, right, strict=True))
     found = score_pairs(load_pretrained(folder), pairs, load_generation_config(folder)[1], eos=(1,))
     assert sums == pytest.approx([sum(row) for row in found], abs=1e-3)
-    with pytest.raises(ConfigError, match="has no test text: give --source and --target"):
+    with pytest.raises(ConfigError, match="has no test text.*--source"):
         evaluate.main(evaluate.EvaluateOptions(run=str(folder)))
 
 
@@ -105,11 +105,11 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(tmp_path,
     save_pretrained(
         tmp_path / "bare", MODEL, random_params(MODEL, *inputs_of(MODEL)), token_ids=ASKED
     )
-    with pytest.raises(ConfigError, match="bare has no tokenizer.json: write one there"):
+    with pytest.raises(ConfigError, match="bare has no tokenizer.json"):
         load_run(tmp_path / "bare")
     params = random_params(gpt, *inputs_of(gpt))
     save_pretrained(tmp_path / "gpt", gpt, params, word_tokenizer(WORDS))
-    with pytest.raises(ConfigError, match="gpt holds a DecoderOnly, which does not translate"):
+    with pytest.raises(ConfigError, match="gpt holds a DecoderOnly"):
         load_run(tmp_path / "gpt")
 
 
@@ -122,5 +122,5 @@ def test_a_page_shows_attention_between_the_ids_that_the_folder_asks_for(folder)
     assert decoder.query_tokens[1:] == cross.query_tokens[:-1]
     best = translate(load_run(folder), "a b c")
     assert sentence.text == f"a b c = {best}" and contents.samples["model"] == [best]
-    with pytest.raises(ConfigError, match="without samples: give --text"):
+    with pytest.raises(ConfigError, match="without samples.*--text"):
         page.page_contents(folder, RunOptions())

@@ -18,6 +18,7 @@ from jaxformer.text.metrics import count_text
 from jaxformer.text.tokenizers import train_bpe
 from tests.experiments.commands import call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, language_config
+from tests.experiments.trained_runs import shared_step
 from tests.text.test_id_files import write_llm_c, write_nanogpt, write_npy
 
 DOCUMENTS = [f"The {a} and the {b} é🙂.\nA {c}\n" for a in WORDS for b in WORDS for c in WORDS[:3]]
@@ -59,8 +60,8 @@ def config_of(ids: Path, tokenizer, **changes):
 
 
 def test_a_run_trains_on_shards_resumes_and_is_measured_without_a_copy(ids, tokenizer):
-    config = config_of(ids, tokenizer)
-    whole = call(train, config)
+    config, command = config_of(ids, tokenizer), shared_step(train)
+    whole = call(command, config)
     assert whole.code == 0, whole.err
     assert "tokens in 2 files, about one document in" in whole.out
     text = "".join(DOCUMENTS[400:420])
@@ -70,9 +71,9 @@ def test_a_run_trains_on_shards_resumes_and_is_measured_without_a_copy(ids, toke
     assert not list((folder / "data").glob("*.tokens"))
     stopped = replace(config, name="stopped")
     short = replace(stopped, optimizer=replace(config.optimizer, total_steps=4))
-    assert call(train, replace(short, training=replace(config.training, save_every=2))).code == 0
+    assert call(command, replace(short, training=replace(config.training, save_every=2))).code == 0
     shutil.rmtree(max((folder.parent / "stopped" / "checkpoints").iterdir(), key=step_of))
-    again = call(train, stopped)
+    again = call(command, stopped)
     assert again.code == 0 and "from step 2 to 4" in again.out
     assert metrics_of(folder) == metrics_of(folder.parent / "stopped")
     assert json.loads((folder / "scores.json").read_text())["text"] == "test"
@@ -107,10 +108,10 @@ def test_files_that_change_after_the_run_was_prepared_are_refused_by_name(ids, t
     raw = bytearray((ids / "w_val.bin").read_bytes())
     raw[-2] ^= 1
     (ids / "w_val.bin").write_bytes(raw)
-    with pytest.raises(DataError, match="w_val.bin, or a file given with it, has changed"):
+    with pytest.raises(DataError, match="w_val.bin.* changed"):
         prepare.open_encoded(folder, "validation", made)
     (ids / "w_train_001.bin").unlink()
-    with pytest.raises(DataError, match="w_train_001.bin: cannot read the file"):
+    with pytest.raises(DataError, match="w_train_001.bin"):
         prepare.open_encoded(folder, "train", made)
 
 
@@ -163,20 +164,23 @@ def test_nanogpts_shakespeare_gives_the_ids_and_the_losses_of_the_text(nanogpt_s
     options = {
         "--preset": "shakespeare_char_cpu",
         "--runs": folder / "runs",
-        "--optimizer.total_steps": 36,
+        "--model.num_decoder_layers": 1,
+        "--model.d_model": 20,
+        "--model.d_ff": 28,
+        "--model.num_heads": 2,
+        "--optimizer.total_steps": 7,
         "--optimizer.warmup_steps": 5,
-        "--training.log_every": 4,
+        "--training.log_every": 1,
         "--training.evaluate_every": 0,
-        "--training.save_every": 36,
-        "--prompts": [],
+        "--training.save_every": 7,
+        "--prompts": "A",
+        "--sampling.max_new_tokens": 3,
     }
     own = {
         "--data.train": folder / "train.bin",
         "--data.validation": folder / "val.bin",
         "--data.tokenizer": folder / "meta.pkl",
     }
-    options["--prompts"] = "A"
-    options["--sampling.max_new_tokens"] = 3
     for name, more in (("text", {}), ("bin", own)):
         done = call(train, options | more | {"--name": name})
         assert done.code == 0, done.err
@@ -256,9 +260,9 @@ def test_an_id_that_never_separates_documents_is_asked_about(ids, tokenizer):
 def test_ids_are_no_pairs_of_texts(ids):
     from experiments.harness.runs import sources
 
-    with pytest.raises(ConfigError, match="w_val.bin holds ids, but pairs of texts are needed"):
+    with pytest.raises(ConfigError, match="w_val.bin holds ids"):
         list(sources.iterate_both(str(ids / "w_val.bin"), ("en", "de")))
-    with pytest.raises(ConfigError, match="w_val.bin holds ids, but text is needed"):
+    with pytest.raises(ConfigError, match="w_val.bin holds ids"):
         sources.read_texts(str(ids / "w_val.bin"), "text")
 
 

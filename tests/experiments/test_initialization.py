@@ -86,11 +86,11 @@ def test_a_run_with_adapters_keeps_the_weights_and_is_read_merged(base, parent, 
 
 
 def test_adapters_of_random_weights_are_refused(base):
-    with pytest.raises(ConfigError, match="lora_rank=2 trains adapters of weights that are there"):
+    with pytest.raises(ConfigError, match="lora_rank=2 "):
         changed(base, training__lora_rank=2)
-    with pytest.raises(ConfigError, match="lora_rank=2 freezes all weights, but freeze='up/'"):
+    with pytest.raises(ConfigError, match="lora_rank=2 .*freeze='up/'"):
         changed(base, init_from="x", optimizer__freeze="up/", training__lora_rank=2)
-    with pytest.raises(ConfigError, match=r"lora_targets='\(' is not a regular expression"):
+    with pytest.raises(ConfigError, match=r"lora_targets='\('"):
         changed(base, training__lora_targets="(")
 
 

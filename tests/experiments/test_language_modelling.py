@@ -250,7 +250,7 @@ def test_pairs_of_pieces_are_learned_with_a_head_of_their_own(masked):
     steps = [stored(Checkpoints(masked.folder / "checkpoints"), n) for n in (3, 5)]
     kernels = [params["next_sentence"]["kernel"] for params in steps]
     assert np.abs(kernels[0] - kernels[1]).max() > 1e-4
-    with pytest.raises(ConfigError, match="next_sentence=True needs objective='masked', a pooler"):
+    with pytest.raises(ConfigError, match="next_sentence=True .*objective='masked'"):
         changed(masked.config, model__pooler="none")
 
 
@@ -403,7 +403,7 @@ def test_a_tokenizer_that_is_not_the_runs_is_refused_everywhere(run, tmp_path):
     last = sorted(table, key=table.get)[-2:]
     table[last[0]], table[last[1]] = table[last[1]], table[last[0]]
     path.write_text(json.dumps(vocabulary))
-    with pytest.raises(ConfigError, match="is not the tokenizer that the run was trained with"):
+    with pytest.raises(ConfigError, match="is not the tokenizer"):
         load_run.load_run(run.folder)
     refused(call(run.train, run.config), 2, "was not encoded by")
 
@@ -413,11 +413,11 @@ def test_ids_beyond_the_vocabulary_and_parts_that_are_not_there_are_refused(run,
     shutil.copytree(run.folder, folder)
     tokenizer = load_run.load_run(run.folder).tokenizer
     write_tokens(folder / "data" / "test.tokens", [[3, 9_999]], vocab_size=10_000)
-    with pytest.raises(DataError, match="ids up to 9999, but the vocabulary ends at 282"):
+    with pytest.raises(DataError, match="9999.* 282"):
         prepare.open_encoded(folder, "test", tokenizer)
     for suffix in ("json", "tokens"):
         (folder / "data" / f"test.{suffix}").unlink()
-    with pytest.raises(DataError, match="has no test text: prepare the run, or give"):
+    with pytest.raises(DataError, match="has no test text"):
         prepare.open_encoded(folder, "test", tokenizer)
 
 

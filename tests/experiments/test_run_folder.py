@@ -173,17 +173,17 @@ def test_a_stored_config_that_does_not_fit_is_refused_with_the_file_and_the_fiel
     records.write_json(folder / "config.json", to_plain(CONFIG) | {"stepz": 3})
     with pytest.raises(ConfigError, match="stepz is 3 there but absent here"):
         opened(tmp_path)
-    with pytest.raises(ConfigError, match=r"another command or version: .*unknown here \(stepz\)"):
+    with pytest.raises(ConfigError, match=r"unknown here \(stepz\)"):
         load_config(folder, Train)
     records.write_json(folder / "config.json", to_plain(CONFIG) | {"schedule": {"rise": 3}})
-    with pytest.raises(ConfigError, match="schedule has no type: give one of inverse_square_root"):
+    with pytest.raises(ConfigError, match="schedule has no type.* inverse_square_root"):
         load_config(folder, Train)
 
 
 def test_surroundings_without_a_list_of_earlier_ones_are_refused(tmp_path):
     begin_run(tmp_path)
     (tmp_path / "translation" / "tiny" / "env.json").write_text('{"earlier": 3}')
-    with pytest.raises(DataError, match="env.json is damaged: remove it: only history"):
+    with pytest.raises(DataError, match="env.json is damaged"):
         opened(tmp_path)
 
 
@@ -309,7 +309,7 @@ def test_fewer_steps_than_a_run_has_done_are_refused_and_its_record_stays(tmp_pa
     with Checkpoints(folder / "checkpoints") as checkpoints:
         checkpoints.save(8, {"w": np.ones(3)})
     written = (folder / "config.json").read_bytes()
-    with pytest.raises(ConfigError, match="is at step 8 already, but optimizer.total_steps=4: gi"):
+    with pytest.raises(ConfigError, match="step 8 .*optimizer.total_steps=4"):
         opened(4)
     assert (folder / "config.json").read_bytes() == written
     assert opened(8) == opened(13) == folder

@@ -48,9 +48,9 @@ def test_one_name_holds_both_sides_of_pairs(records, tmp_path):
 
 def test_sides_that_do_not_fit_are_refused(records, tmp_path):
     (tmp_path / "a.de").write_text("Hund\n")
-    with pytest.raises(DataError, match="has 3 texts and .*a.de has 1: text i of one must"):
+    with pytest.raises(DataError, match="3 texts .*a.de has 1"):
         read_files(files(records, target=str(tmp_path / "a.de")))
-    with pytest.raises(ConfigError, match="needs both files, but source='a.txt' and target=''"):
+    with pytest.raises(ConfigError, match="source='a.txt' and target=''"):
         read_files(Files("a.txt"))
 
 
@@ -100,7 +100,7 @@ def test_a_data_set_of_the_hub_is_read_from_a_folder_or_as_it_was_saved(records,
     assert sources.identity(name, cache) == sources.identity(name, cache)
     with pytest.raises(DataError, match="validation:0: there is no field 'text', but en, de"):
         list(sources.read_texts(name, "text"))
-    with pytest.raises(DataError, match="hf:.*absent could not be loaded: .*check the name"):
+    with pytest.raises(DataError, match="hf:.*absent could not be loaded"):
         list(sources.read_texts(f"hf:{tmp_path}/absent", "text"))
     rows = library.Dataset.from_list([{"text": "sun"}, {"text": "moon"}])
     rows.save_to_disk(tmp_path / "one")
@@ -166,14 +166,14 @@ def test_what_is_no_record_is_named_with_its_line(tmp_path):
         list(sources.read_texts(str(tmp_path / "half.jsonl"), "text"))
     path = written(tmp_path / "a.jsonl")
     path.write_bytes(path.read_bytes() + b'{"id": ')
-    with pytest.raises(DataError, match="a.jsonl:5: not a line of JSON"):
+    with pytest.raises(DataError, match="a.jsonl:5: "):
         list(read_fields(path, ("note",)))
     path.write_text("\n")
     with pytest.raises(DataError, match="there are no records"):
         list(read_fields(path, ("note",)))
     pytest.importorskip("pyarrow", reason="needs the extra data")
     (tmp_path / "a.parquet").write_text("no")
-    with pytest.raises(DataError, match="a.parquet: cannot read the file"):
+    with pytest.raises(DataError, match="a.parquet: "):
         list(read_fields(tmp_path / "a.parquet", ("note",)))
 
 
@@ -219,23 +219,19 @@ def test_a_file_is_what_it_holds_and_is_another_text_if_it_is_read_in_another_wa
     assert names[0] != names[1] == names[2]
     for text in ('{\n"text": "sun"\n}', '["sun"]', "sun"):
         (tmp_path / "web.json").write_text(text)
-        with pytest.raises(DataError, match="web.json: a .json file must have one record"):
+        with pytest.raises(DataError, match="web.json: "):
             list(sources.read_texts(str(tmp_path / "web.json"), "text"))
     (tmp_path / "a.tsv").write_text("a\tb\n")
-    with pytest.raises(
-        ConfigError, match="a.tsv holds pairs of texts, but single texts are needed"
-    ):
+    with pytest.raises(ConfigError, match="a.tsv holds pairs of texts"):
         sources.read_texts(str(tmp_path / "a.tsv"), "text")
 
 
 def test_a_text_that_is_not_there_or_can_be_read_once_has_no_identity(tmp_path):
     cache = TextCache(tmp_path / "texts")
-    with pytest.raises(DataError, match="absent.txt: cannot read the file: No such file"):
+    with pytest.raises(DataError, match="absent.txt: .*No such file"):
         sources.identity(str(tmp_path / "absent.txt"), cache)
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(
-        DataError, match="pipe is no regular file, and a text is read several times"
-    ):
+    with pytest.raises(DataError, match="pipe is no regular file"):
         sources.identity(str(tmp_path / "pipe"), cache)
 
 

@@ -151,5 +151,5 @@ def test_the_test_set_is_balanced_and_shares_no_snippet_with_training(monkeypatc
 def test_a_library_with_too_little_text_is_refused(tmp_path, monkeypatch):
     make_library(tmp_path, {"asyncio/a.py": "x = y\n" * 80, "asyncio/b.py": "x = y\n"})
     monkeypatch.setattr(stdlib, "root", lambda: tmp_path)
-    with pytest.raises(DataError, match=r"asyncio: 1 snippets of 8 lines for train, but 50 are"):
+    with pytest.raises(DataError, match="asyncio: 1 snippets .* 50 "):
         snippets("train")

@@ -124,7 +124,7 @@ def test_a_failure_ends_its_cell_alone_and_gives_the_exit_code(config, swept):
 
 @pytest.mark.long
 def test_called_again_a_sweep_keeps_its_settings(config, results):
-    with pytest.raises(ConfigError, match="data.batch_size is 3 there but 5 here: use another"):
+    with pytest.raises(ConfigError, match="data.batch_size is 3 there but 5 here"):
         sweep(replace(config, data=replace(config.data, batch_size=5)), name="rates", seeds=3)
 
 

@@ -69,5 +69,5 @@ def test_layers_with_a_window_are_rotated_by_their_own_base(scan, x, random_para
 
 
 def test_a_base_of_windows_without_a_window_is_refused():
-    with pytest.raises(ConfigError, match="window.size=None: give a window"):
+    with pytest.raises(ConfigError, match="window.size=None"):
         replace(CONFIG, positions=Rotary(window_base=5.0))

@@ -142,9 +142,9 @@ def test_positions_of_heads_need_blocks_that_tell_them(x):
     def make(layer, **_):
         return jf.Block(1 + layer, F)
 
-    with pytest.raises(jf.ConfigError, match=r"Rotary.* acts on the heads.*Silent"):
+    with pytest.raises(jf.ConfigError, match=r"Rotary.*Silent"):
         jf.Stack(1, lambda layer: Silent(), scheme=jf.Rotary()).init(jax.random.key(0), x)
-    with pytest.raises(jf.ConfigError, match=r"Alibi.* acts on the heads.*Block"):
+    with pytest.raises(jf.ConfigError, match=r"Alibi.*Block"):
         jf.Stack(2, make, scheme=jf.Alibi()).init(jax.random.key(0), x)
     for positions in (jf.Learned(), jf.Sinusoidal()):
         jf.Stack(1, lambda layer: Silent(), scheme=positions).init(jax.random.key(0), x)
@@ -152,12 +152,12 @@ def test_positions_of_heads_need_blocks_that_tell_them(x):
 
 def test_a_rotation_of_larger_heads_or_of_other_positions_is_refused(x):
     rotation = jf.Rotary(scaling=Linear(2.0)).rotation(jnp.arange(T), 4)
-    with pytest.raises(jf.ConfigError, match="one of 4 numbers, but the heads have 2"):
+    with pytest.raises(jf.ConfigError, match="4 numbers.* 2"):
         rotate(jnp.ones((1, T, 1, 2)), rotation)
     with pytest.raises(jf.ConfigError, match="even head_dim"):
         jf.Encoder(1, H, F, positions=jf.Rotary(), head_dim=3).init(jax.random.key(0), x)
     attention = jf.MultiHeadAttention(H)
-    with pytest.raises(jf.ConfigError, match="rotation was given with vectors in kv"):
+    with pytest.raises(jf.ConfigError, match="rotation .*kv"):
         attention.init(jax.random.key(0), x, x, rotation=rotation)
 
 

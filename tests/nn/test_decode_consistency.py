@@ -325,7 +325,7 @@ def test_texts_of_different_lengths_are_continued_together(
 
 
 def test_a_cache_beyond_the_learned_positions_is_refused():
-    with pytest.raises(ValueError, match="max_length=12 tokens was asked for.* max_len=11: give a"):
+    with pytest.raises(ValueError, match="max_length=12 .* max_len=11"):
         init_cache(replace(BASE, positions=jf.Learned()), B, W, 12)
 
 

@@ -239,9 +239,9 @@ def test_other_attention_functions_keep_no_weights_and_say_what_to_do(gpt):
     name = "decoder/blocks_0/attention/weights"
     assert name not in tap_names(jf.DecoderOnly(GPT, blockwise))
     for model in (jf.DecoderOnly(GPT, blockwise), jf.DecoderOnly(GPT, block=REMAT["attention"])):
-        with pytest.raises(ConfigError, match="keeps no weights: give with_attention_weights"):
+        with pytest.raises(ConfigError, match="keeps no weights.*with_attention_weights"):
             Patched(model, {name: lambda x: x})
-        with pytest.raises(ConfigError, match="keeps no weights: give with_attention_weights"):
+        with pytest.raises(ConfigError, match="keeps no weights.*with_attention_weights"):
             jax.eval_shape(partial(read_taps, model, names=[name]), gpt.params, TOKENS)
         _, found = call_and_record(with_attention_weights(model), gpt.params, TOKENS)
         assert np.array_equal(found[name], gpt.found[name])

@@ -103,7 +103,7 @@ def test_relative_positions_have_one_table_a_stack_and_none_for_the_memory(leaf_
 @pytest.mark.parametrize("model", [EncoderDecoder, DecoderOnly, EncoderOnly])
 def test_a_model_without_layers_is_refused(model):
     config = replace(TINY, num_encoder_layers=0, num_decoder_layers=0)
-    with pytest.raises(ConfigError, match="coder_layers=0, but this model needs at least 1"):
+    with pytest.raises(ConfigError, match="coder_layers=0"):
         parameters(model(config), 2 if model is EncoderDecoder else 1)
 
 
@@ -294,7 +294,7 @@ def fitted(family, random_params, **changes):
 def test_an_id_outside_the_vocabulary_is_refused_unless_traced(family, wrong, random_params):
     model, params, (first, *others) = fitted(family, random_params)
     first[1, 3] = wrong
-    with pytest.raises(ValueError, match=f"id {wrong} was given .* vocab_size=17: give ids"):
+    with pytest.raises(ValueError, match=f"id {wrong} .* vocab_size=17"):
         model.apply({"params": params}, first, *others)
     jax.eval_shape(model.apply, {"params": params}, first, *others)
 
@@ -308,7 +308,7 @@ def test_parameters_without_their_collection_are_refused_with_what_to_write(rand
 
 
 def test_the_name_of_an_attention_function_is_refused():
-    with pytest.raises(ConfigError, match="attention_fn=.cudnn. is not a function: give one"):
+    with pytest.raises(ConfigError, match="attention_fn=.cudnn."):
         parameters(DecoderOnly(TINY, "cudnn"), 1)
 
 

@@ -127,7 +127,7 @@ def test_a_module_works_inside_nnx(part, x, assert_equal):
 
 
 def test_the_number_of_heads_must_divide_the_vectors_or_their_size_is_given(x):
-    with pytest.raises(jf.ConfigError, match="12 numbers are not divisible by num_heads=5"):
+    with pytest.raises(jf.ConfigError, match="12 .*num_heads=5"):
         jf.MultiHeadAttention(5).init(jax.random.key(0), x)
     attention = jf.MultiHeadAttention(5, head_dim=7)
     assert jax.eval_shape(attention.init_with_output, jax.random.key(0), x)[0].shape == x.shape
@@ -188,12 +188,12 @@ def test_a_block_with_cross_attention_needs_something_to_attend_to(x):
     memory = np.ones((B, 7, 10), np.float32)
     out, _ = block.init_with_output(jax.random.key(0), x, encoder_kv=memory)
     assert out.shape == x.shape
-    with pytest.raises(jf.ConfigError, match="cross=True, but no encoder_kv was given: a block"):
+    with pytest.raises(jf.ConfigError, match="cross=True.* encoder_kv"):
         block.init(jax.random.key(0), x)
-    with pytest.raises(jf.ConfigError, match="cross=False, but encoder_kv was given"):
+    with pytest.raises(jf.ConfigError, match="cross=False.* encoder_kv"):
         jf.Block(H, F).init(jax.random.key(0), x, encoder_kv=memory)
     stack = make_stack(RECIPE, num_layers=1, cross=True)
-    with pytest.raises(jf.ConfigError, match="cross=True, but no encoder_kv was given"):
+    with pytest.raises(jf.ConfigError, match="cross=True.* encoder_kv"):
         stack.init(jax.random.key(0), x, AttentionMask())
 
 
@@ -224,7 +224,7 @@ def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(make, x
     np.testing.assert_array_equal(dropped, legacy)
     streamed = module.apply(params, x, rngs={"dropout": key})
     assert np.abs(plain - streamed).max() > 1e-3
-    with pytest.raises(TypeError, match="dropout_rng is a int, but must be a key of jax.random"):
+    with pytest.raises(TypeError, match="dropout_rng is a int"):
         module.apply(params, x, dropout_rng=3)
     # A model may have dropout of Flax besides.
     np.testing.assert_array_equal(silent.apply(params, x, rngs={"dropout": key}), plain)
@@ -246,7 +246,7 @@ def test_positions_of_the_callers_own_are_any_of_the_recipes_and_no_others(
     places = np.repeat(np.arange(17, 17 + T)[None], B, 0)
     assert_equal(model.apply({"params": params}, tokens, positions=places), expected)
     for beyond in (places + 2, places - 18):
-        with pytest.raises(ValueError, match="were given, but they must be 0 to 22"):
+        with pytest.raises(ValueError, match=" 0 to 22"):
             model.apply({"params": params}, tokens, positions=beyond)
     traced = jax.jit(lambda at: model.apply({"params": params}, tokens, positions=at))
     assert np.isnan(traced(places + 2)[:, -1]).all() and np.isfinite(traced(places)).all()
@@ -257,9 +257,9 @@ def test_an_array_with_another_number_of_axes_is_refused_and_no_examples_are_non
 ):
     model = jf.DecoderOnly(RECIPE)
     for module in (ATTENTION, BLOCK, jf.Encoder(1, H, F)):
-        with pytest.raises(ValueError, match=r"x has the shape \(5, 12\), but must be \[B, T, D\]"):
+        with pytest.raises(ValueError, match=r"x has the shape \(5, 12\)"):
             module.init(jax.random.key(0), x[0])
-    with pytest.raises(ValueError, match=r"x has the shape \(5, 12\), but must be \[B, T, D\]"):
+    with pytest.raises(ValueError, match=r"x has the shape \(5, 12\)"):
         model.apply({"params": params}, np.ones(T, int))
     assert model.apply({"params": params}, np.ones((0, T), int)).shape == (0, T, V)
 
@@ -268,13 +268,14 @@ def test_an_array_with_another_number_of_axes_is_refused_and_no_examples_are_non
 @pytest.mark.parametrize("scan_layers", [False, True])
 def test_flax_tabulates_the_operations_of_each_family(scan_layers):
     tokens = np.ones((B, T), int)
+    short = replace(RECIPE, num_decoder_layers=1, num_encoder_layers=1)
     for family, inputs in (
         (jf.DecoderOnly, (tokens,)),
         (jf.EncoderOnly, (tokens,)),
         (jf.MaskedLanguageModel, (tokens,)),
         (jf.EncoderDecoder, (tokens, tokens)),
     ):
-        model = family(replace(RECIPE, scan_layers=scan_layers))
+        model = family(replace(short, scan_layers=scan_layers))
         options = {"compute_flops": True, "console_kwargs": {"width": 250}}
         table = nn.tabulate(model, jax.random.key(0), **options)(*inputs)
         assert "MultiHeadAttention" in table and "Total" in table

@@ -249,10 +249,10 @@ def test_what_takes_a_linen_model_names_the_way_back(random_params):
             getattr(model, name)
     with pytest.raises(jf.ConfigError, match="neither params nor rngs were given"):
         jf.to_nnx(linen)
-    with pytest.raises(jf.ConfigError, match="params were given with a Loaded"):
+    with pytest.raises(jf.ConfigError, match="params .*Loaded"):
         jf.to_nnx(jf.Loaded(linen, params), params)
     for other in (model, nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jf.Ensemble(linen), 3):
         with pytest.raises(jf.ConfigError, match="is no Linen module"):
             jf.to_nnx(other, params)
-    with pytest.raises(jf.ConfigError, match="a Linear is not what to_nnx returns"):
+    with pytest.raises(jf.ConfigError, match="Linear.*to_nnx"):
         jf.from_nnx(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

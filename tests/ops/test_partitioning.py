@@ -36,7 +36,7 @@ def test_what_is_divided_forward_is_gathered_backward_and_the_other_way_round():
 def test_one_position_is_not_divided_and_a_length_with_a_rest_is_said_to_stay_whole():
     with on_mesh(sequence=2, tensor=3):
         assert constraints(divide_positions, 2, 1, 5) == []
-        with pytest.warns(UserWarning, match="7 positions are not divided along sequence=2.* 6 di"):
+        with pytest.warns(UserWarning, match="7 positions .*sequence=2"):
             assert constraints(divide_positions, 2, 7, 5) == []
     with on_mesh(tensor=3):  # as each device computes its own heads and features, nothing is said
         assert constraints(divide_positions, 2, 7, 5) == []

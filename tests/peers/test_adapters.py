@@ -322,7 +322,7 @@ def test_what_peft_cannot_hold_is_refused_by_name(torch, tmp_path):
     transformers.GPT2LMHeadModel(GPT2).save_pretrained(tmp_path / "base")
     loaded, base = jf.load(tmp_path / "base"), jf.open_folder(tmp_path / "base")
     path, options = tmp_path / "adapter", {"rank": 3, "alpha": 5.0}
-    with pytest.raises(ConfigError, match="have no adapters: give those of a training with lora"):
+    with pytest.raises(ConfigError, match="have no adapters"):
         save_adapter(path, loaded.model, loaded.params, base)
     tied = with_filled_adapters(loaded.model, loaded.params, options | {"targets": "table$"})
     with pytest.raises(ConfigError, match="wte.weight and lm_head.weight are one parameter"):
@@ -346,7 +346,7 @@ def test_an_adapter_without_its_base_is_refused_with_what_to_do(torch, tmp_path)
     np.testing.assert_array_equal(our_logits(jf.load(adapter)), expected)
     for name in ("owner/model", None):
         change(adapter, base_model_name_or_path=name)
-        with pytest.raises(ConfigError, match="which is no folder here: put the base's files"):
+        with pytest.raises(ConfigError, match="which is no folder here"):
             jf.load(adapter)
     change(adapter, base_model_name_or_path=str(base), task_type="SEQ_CLS")
     with pytest.raises(ConfigError, match="task_type is SEQ_CLS, but architectures="):

@@ -95,7 +95,7 @@ def test_a_folder_with_modules_gives_the_vectors_of_sentence_transformers(
     for name in case.get("prompts", ()):
         assert_equal(jf.embed(ours, TEXTS, prompt=name), theirs.encode(TEXTS, prompt_name=name))
     if "prompts" in case:
-        with pytest.raises(ConfigError, match="prompt='title', but the folder's prompts are"):
+        with pytest.raises(ConfigError, match="prompt='title'"):
             jf.embed(ours, TEXTS, prompt="title")
 
 
@@ -117,7 +117,7 @@ def test_a_text_that_is_cut_is_named_and_modules_that_are_not_computed_are_refus
 ):
     case = {"pooling": "mean", "lower": False, "most": 9, "normalize": True}
     library.SentenceTransformer(modules=modules(torch, bert, case)).save(str(tmp_path))
-    with pytest.warns(UserWarning, match="1 of 7 texts have more than the 9 tokens"):
+    with pytest.warns(UserWarning, match="1 of 7 texts .* 9 tokens"):
         vectors = jf.embed(jf.load(tmp_path), TEXTS)
     assert np.linalg.norm(vectors, axis=1) == pytest.approx(np.ones(7), abs=1e-6)
     path = tmp_path / "modules.json"

@@ -110,9 +110,9 @@ def test_keys_and_values_of_another_size_convert(torch, converted, assert_equal)
 
 def test_what_our_attention_lacks_is_refused(torch):
     make = torch.nn.MultiheadAttention
-    with pytest.raises(ConfigError, match="bias_k adds a key that belongs to no token"):
+    with pytest.raises(ConfigError, match="bias_k "):
         multihead_attention(state_of(make(WIDTH, HEADS, add_bias_kv=True)))
-    with pytest.raises(ConfigError, match="kdim=13 and vdim=11, but our keys and values"):
+    with pytest.raises(ConfigError, match="kdim=13 and vdim=11"):
         multihead_attention(state_of(make(WIDTH, HEADS, kdim=13, vdim=11)))
     state = state_of(make(WIDTH, HEADS))
     entries = multihead_attention(state)

@@ -209,10 +209,10 @@ def test_what_the_reference_lacks_is_refused(torch, random_params):
         config = replace(CONFIG if make is Transformer else GPT_CONFIG, num_heads=10)
         with pytest.raises(ConfigError, match=message):
             make(replace(config, **changes))
-    with pytest.raises(ConfigError, match="name='lion' is not supported by the PyTorch ref"):
+    with pytest.raises(ConfigError, match="name='lion'"):
         Trainer(GPT(GPT_CONFIG), replace(LEARNING, name="lion"))
     tokens = torch.ones(2, 12, dtype=torch.long)
-    with pytest.raises(ValueError, match="12 tokens was given, but the positions end at max_len"):
+    with pytest.raises(ValueError, match="12 tokens .*max_len"):
         Transformer(CONFIG)(tokens, tokens[:, :3])
     _, params, reference = SIDES["transformer"].pair(random_params, CONFIG)
     with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel is missing"):
@@ -301,7 +301,7 @@ def test_a_run_of_pytorch_is_measured_and_compared_as_one_of_jaxformer(experimen
     if experiment == "language_modelling":
         return  # one checkpoint, at its end
     (folder / "checkpoints" / f"{len(losses)}").rename(folder / "gone")
-    with pytest.raises(ConfigError, match="has been trained, and a run of PyTorch is not resumed"):
+    with pytest.raises(ConfigError, match="has been trained"):
         train.main(config)
 
 
@@ -309,10 +309,10 @@ def test_options_that_only_jaxformer_has_and_a_missing_torch_are_named(
     characters, reversed_words, monkeypatch
 ):
     own = replace(characters.data, isolate_documents=True)
-    with pytest.raises(ConfigError, match="data.isolate_documents=True is not supported by"):
+    with pytest.raises(ConfigError, match="data.isolate_documents=True"):
         train.main(replace(characters, data=own))
     z_loss = replace(reversed_words.training, z_loss=0.5)
-    with pytest.raises(ConfigError, match=r"training.z_loss=0.5 is not supported by"):
+    with pytest.raises(ConfigError, match="training.z_loss=0.5"):
         train.main(replace(reversed_words, training=z_loss))
     monkeypatch.setitem(sys.modules, "torch", None)
     for config in (characters, reversed_words):

@@ -154,5 +154,5 @@ def test_members_of_other_shapes_are_refused_by_name(members):
         stack_members([members[0], shapes(num_decoder_layers=2)])
     with pytest.raises(ConfigError, match="was given no member"):
         stack_members([])
-    with pytest.raises(ConfigError, match="has no method 'hidden': give __call__"):
+    with pytest.raises(ConfigError, match="has no method 'hidden'"):
         Ensemble(EncoderDecoder(CONFIG)).apply({"params": members}, method="hidden")

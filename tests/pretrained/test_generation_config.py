@@ -110,7 +110,7 @@ def test_bad_words_that_end_a_text_are_no_bad_words(folder):
     ("changes", "message"),
     [
         ({"eos_token_id": None}, "eos_token_id=null, but it must be one id from 0 to 18"),
-        ({"eos_token_id": [0, 19]}, "eos_token_id=19, but it must be one id from 0 to 18"),
+        ({"eos_token_id": [0, 19]}, "eos_token_id=19.* 0 to 18"),
         ({"eos_token_id": []}, r"eos_token_id=\[\], .*but a text must end with an id"),
         ({"eos_token_id": [0, 18]}, r"eos_token_id=\[0, 18\], pad_token_id=18"),
         ({"forced_eos_token_id": 4}, r"eos_token_id=\[0\], .*forced_eos_token_id=\[4\]"),
@@ -156,7 +156,7 @@ def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
     assert load_eos(folder(gpt | {"eos_token_id": 3})) == (3,)
     assert load_eos(folder(gpt, {"eos_token_id": [3, 5]})) == (3, 5)
     assert load_eos(folder(gpt | {"eos_token_id": 3}, {"max_length": 9})) is None
-    with pytest.raises(ConfigError, match="eos_token_id=19, but it must be one id from 0 to 18"):
+    with pytest.raises(ConfigError, match="eos_token_id=19.* 0 to 18"):
         load_eos(folder(gpt, {"eos_token_id": [3, 19]}))
 
 

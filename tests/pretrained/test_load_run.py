@@ -119,7 +119,7 @@ def test_a_finished_run_gives_the_mean_of_the_tree_and_steps_that_its_record_nam
     (folder / "weights.json").write_text('{"steps": [3, 5], "tree": "params"}')
     same(load(folder).params, times(0.75, params))
     (folder / "weights.json").write_text('{"steps": [4], "tree": "params"}')
-    with pytest.raises(CheckpointError, match="weights of step 4, but the run keeps 3, 5: put the"):
+    with pytest.raises(CheckpointError, match="step 4.* 3, 5"):
         load(folder)
 
 
@@ -227,7 +227,7 @@ def test_weights_that_are_not_the_models_are_refused(run):
 
 def test_a_tokenizer_of_another_run_is_refused(run):
     train_words(["ab cd ef gh ij"], 11).save(run[0] / "tokenizer" / "tokenizer.json")
-    with pytest.raises(ConfigError, match="run: the tokenizer has 9 ids, but the model has only 7"):
+    with pytest.raises(ConfigError, match="run: .* 9 ids.* 7"):
         load(run[0])
 
 
@@ -236,7 +236,7 @@ def test_a_folder_of_neither_kind_and_a_run_without_checkpoint_are_refused(tmp_p
     with pytest.raises(ConfigError, match="neither a run nor a folder of transformers"):
         load(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps({"model": asdict(GPT)}))
-    with pytest.raises(CheckpointError, match="has no complete checkpoint: train first"):
+    with pytest.raises(CheckpointError, match="has no complete checkpoint"):
         load(tmp_path)
     with pytest.raises(ConfigError, match="is not a folder"):
         load(tmp_path / "absent")

@@ -116,5 +116,5 @@ def test_a_piece_that_the_model_lacks_is_refused_when_the_folder_is_loaded(large
     made = tokenizers.train_words([*WORDS[0], "s t u"], 26).to_library()
     made.add_tokens([TOOL])
     made.save(str(larger / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="has 26 ids, but the model has only 23"):
+    with pytest.raises(ConfigError, match="26 ids.* 23"):
         jf.load(larger)

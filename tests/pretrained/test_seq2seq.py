@@ -37,7 +37,7 @@ def test_copies_of_t5s_embedding_must_be_equal(pair, rewrite):
     rewrite(folder, lambda x: x | copies)
     jax.tree.map(np.testing.assert_array_equal, load_pretrained(folder).params, params)
     rewrite(folder, lambda x: x | {"lm_head.weight": table + 1})
-    with pytest.raises(DataError, match=r"lm_head.weight and shared.weight are one tensor"):
+    with pytest.raises(DataError, match="lm_head.weight and shared.weight"):
         load_pretrained(folder)
 
 

@@ -187,7 +187,7 @@ def test_any_ascending_rows_may_be_wanted(kind):
 @every_kind
 @pytest.mark.parametrize("rows", [[3, 1], [1, 1], [-1, 2], [2, 10**6]])
 def test_rows_that_a_batch_does_not_have_are_refused(kind, rows):
-    with pytest.raises(ConfigError, match="rows of a batch of .* must be ascending numbers 0 to"):
+    with pytest.raises(ConfigError, match="rows of a batch of "):
         batches_of(kind).batch(0, lambda count: np.array(rows))
 
 
@@ -196,7 +196,7 @@ def test_a_process_gives_the_rows_of_the_parts_that_its_devices_hold():
     assert devices.local_rows(5).tolist() == [0, 1, 2, 3, 4]
     devices.num_shards, devices.local_shards = 4, (1, 3)
     assert devices.local_rows(12).tolist() == [3, 4, 5, 9, 10, 11]
-    with pytest.raises(ConfigError, match="a batch has 6 rows, but 4 shards need a multiple of 4"):
+    with pytest.raises(ConfigError, match="6 rows.* 4 shards"):
         devices.local_rows(6)
 
 
@@ -205,7 +205,7 @@ def test_a_process_gives_the_rows_of_the_parts_that_its_devices_hold():
 
 @every_kind
 def test_a_step_before_the_first_is_refused(kind):
-    with pytest.raises(ConfigError, match="step=-1, but it must be at least 0"):
+    with pytest.raises(ConfigError, match="step=-1"):
         batches_of(kind).batch(-1)
 
 
@@ -217,7 +217,7 @@ def test_ids_outside_the_vocabulary_of_a_damaged_file_are_refused(kind, tmp_path
     content[64:66] = VOCAB_SIZE.to_bytes(2, "little")
     path.write_bytes(content)
     batches = batches_of(kind, data.open_tokens(path))
-    with pytest.raises(DataError, match="id 131 is outside the vocabulary of 131 ids"):
+    with pytest.raises(DataError, match="id 131 .* 131 ids"):
         [batches.batch(step) for step in range(batches.steps_per_epoch)]
 
 
@@ -258,5 +258,5 @@ def test_impossible_settings_and_texts_are_refused(kind, changes, error, message
 
 def test_masked_rows_refuse_ids_outside_their_own_vocabulary():
     masked = batches_of("masked", vocab_size=96)
-    with pytest.raises(DataError, match="ids must be 0 to 95, got .*another vocabulary"):
+    with pytest.raises(DataError, match="ids must be 0 to 95, got "):
         [masked.batch(step) for step in range(masked.steps_per_epoch)]

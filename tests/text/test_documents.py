@@ -135,13 +135,11 @@ def test_a_file_without_text_is_refused(tmp_path, content, split):
 
 
 def test_a_folder_no_files_and_an_unknown_split_are_refused(tmp_path):
-    with pytest.raises(DataError, match=f"{tmp_path.name}: cannot read the file: Is a directory"):
+    with pytest.raises(DataError, match=f"{tmp_path.name}: .*Is a directory"):
         read(tmp_path, split="file")
     with pytest.raises(DataError, match="no files: there is no text"):
         read(split="file")
-    with pytest.raises(
-        ConfigError, match="split must be one of file, line, blank_line, got 'word'"
-    ):
+    with pytest.raises(ConfigError, match="split .*file, line, blank_line.*'word'"):
         data.read_documents([], split="word")
 
 

@@ -153,7 +153,7 @@ def test_a_pattern_names_the_files_in_the_order_of_their_names(tmp_path):
     assert both.ids[:].tolist() == [4] * 5 + [2] * 7
     odd = write_llm_c(tmp_path / "a[1].bin", np.full(3, 8))  # a file with the letters of a pattern
     assert Tokens.open(odd).ids[:].tolist() == [8] * 3
-    with pytest.raises(DataError, match="nothing_.*: no file has such a name"):
+    with pytest.raises(DataError, match="nothing_.*: no file"):
         Tokens.open(tmp_path / "nothing_*.bin")
 
 
@@ -315,7 +315,7 @@ def test_an_array_without_ids_is_refused_with_what_it_holds(tmp_path, array, mes
 def test_ids_of_32_bits_without_a_header_are_not_read_as_twice_as_many(tmp_path):
     ids = np.random.default_rng(1).integers(0, 128_256, 997).astype("<u4")
     ids.tofile(tmp_path / "a.bin")
-    with pytest.raises(DataError, match="a.bin seems to hold ids of 32 bits"):
+    with pytest.raises(DataError, match="a.bin .*32 bits"):
         Tokens.open(tmp_path / "a.bin")
     few = np.random.default_rng(1).integers(0, 4, 997).astype("<u2")  # a vocabulary of four
     few.tofile(tmp_path / "b.bin")
@@ -325,7 +325,7 @@ def test_ids_of_32_bits_without_a_header_are_not_read_as_twice_as_many(tmp_path)
 def test_a_separator_outside_the_vocabulary_and_an_empty_list_are_refused(tmp_path):
     write_nanogpt(tmp_path / "a.bin", drawn(31))
     for document_id, vocab_size in ((-1, None), (13, 13), (50256, 97)):
-        with pytest.raises(ConfigError, match=f"document_id={document_id}, but it must be 0 to"):
+        with pytest.raises(ConfigError, match=f"document_id={document_id}"):
             Tokens.open(tmp_path / "a.bin", document_id=document_id, vocab_size=vocab_size)
     with pytest.raises(DataError, match="no file of ids was given"):
         Tokens.open([])

@@ -49,7 +49,7 @@ NAMES = [
 @pytest.mark.parametrize("name", NAMES)
 def test_a_table_is_refused_with_its_columns_and_one_column_is_read(readers, name):
     table = pandas.DataFrame({"review": TEXTS, "label": ["x", "y"]})
-    with pytest.raises(DataError, match="table .DataFrame. with the columns review, label"):
+    with pytest.raises(DataError, match="DataFrame.* review, label"):
         readers[name](table)
     readers[name](table["review"])
 

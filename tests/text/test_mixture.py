@@ -133,7 +133,7 @@ def test_shares_that_are_none_are_refused_with_their_name(shares, message):
 
 
 def test_shares_of_other_sources_and_sources_of_two_kinds_are_refused():
-    with pytest.raises(ConfigError, match=r"sources are \['a', 'b'\], but shares are for \['a'"):
+    with pytest.raises(ConfigError, match=r"sources .*\['a', 'b'\].* shares .*\['a'"):
         Mixture(mixed({"a": 1, "b": 1}).sources, {"a": 1, "c": 1})
     sizes = {"a": mixed({"a": 1}).sources["a"], "b": mixed({"b": 1}, 7).sources["b"]}
     with pytest.raises(ConfigError, match=r"the batch sizes \[5, 7\]"):

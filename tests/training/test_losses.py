@@ -173,7 +173,7 @@ def test_the_gradient_of_labels_of_8_bits_is_that_of_32():
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_weights_of_tokens_are_refused(dtype):
     """They were counted, and their losses were not multiplied by them."""
-    with pytest.raises(ConfigError, match=r"loss_mask is of .*32, but must be bool"):
+    with pytest.raises(ConfigError, match=r"loss_mask is of .*32"):
         unwrap(cross_entropy)(
             jnp.zeros((1, 2, 5)), np.zeros((1, 2), int), np.full((1, 2), 2, dtype)
         )
@@ -305,7 +305,7 @@ def test_a_loss_in_chunks_is_the_whole_one_and_so_is_its_gradient(chunk, label_s
 
 def test_a_chunk_without_tokens_is_refused():
     _, labels, valid = example()
-    with pytest.raises(ValueError, match="chunk=0, but it must be at least 1 token"):
+    with pytest.raises(ValueError, match="chunk=0"):
         in_chunks(*head_inputs(), labels, valid, chunk=0)
 
 
@@ -414,7 +414,7 @@ def test_a_model_of_ones_own_needs_hidden_and_lm_head_for_chunks(random_params):
         for chunk in (5, 0)
     )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=2e-6), found, expected)
-    with pytest.raises(ConfigError, match="loss_chunk=5 .* LogitsOnly has no method hidden"):
+    with pytest.raises(ConfigError, match="loss_chunk=5 .* LogitsOnly"):
         causal_loss(LogitsOnly(), loss_chunk=5)({}, batch, None)
 
 

@@ -369,7 +369,7 @@ def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
 def test_a_batch_that_does_not_divide_is_refused():
     step = make_train_step(bigram_loss, SGD, grad_accumulation=3)
     state = init_train_state(bigram(), SGD, jax.random.key(3))
-    with pytest.raises(ValueError, match="16 rows does not divide into grad_accumulation=3"):
+    with pytest.raises(ValueError, match="16 rows .*grad_accumulation=3"):
         jax.eval_shape(step, state, ragged_batch())
 
 

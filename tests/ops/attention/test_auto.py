@@ -136,9 +136,7 @@ def test_all_reasons_are_given_with_the_call_and_a_cure():
 @pytest.mark.parametrize("name", UNSUPPORTED)
 def test_a_named_attention_function_is_not_replaced_by_another(name):
     q = jnp.zeros((1, 128, 1, 8), jnp.bfloat16)
-    with pytest.raises(
-        ConfigError, match=f"the {name} attention function .* not cpu: use 'reference' or"
-    ):
+    with pytest.raises(ConfigError, match=f"the {name} attention function .* cpu.*'reference'"):
         attention.ATTENTION_FNS[name](q, q, q, AttentionMask(), scale=1.0)
 
 

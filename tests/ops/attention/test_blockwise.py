@@ -154,7 +154,7 @@ def test_weights_are_summed_up_in_float32(rng):
 
 
 def test_a_block_has_at_least_one_position(inputs):
-    with pytest.raises(ValueError, match="block=0 is a number of queries and keys: give at least"):
+    with pytest.raises(ValueError, match="block=0 "):
         blockwise(*inputs[:3], AttentionMask(), scale=0.7, block=0)
 
 
