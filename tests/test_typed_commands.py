@@ -82,8 +82,6 @@ def start(
     """The processes of a command that is typed in `place`, as a cluster starts them."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"}
     environment["PATH"] = f"{place}/programs:{place}/.venv/bin:{os.environ['PATH']}"
-    environment["XLA_FLAGS"] = "--xla_backend_optimization_level=0"
-    environment["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     environment["JAX_NUM_CPU_DEVICES"] = str(devices)
     environment["ADDED"] = " ".join(added.split())
     port = free_port()

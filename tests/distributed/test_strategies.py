@@ -6,7 +6,6 @@ started once.
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -54,8 +53,7 @@ def compute_in_child(folder: Path) -> None:
         "import jax, sys; from tests import conftest; conftest.be_strict();"
         "from tests.distributed import layouts; layouts.compute(sys.argv[1])"
     )
-    flags = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
-    finished(start("-c", code, folder / "out.npz", devices=8, environment={"XLA_FLAGS": flags}))
+    finished(start("-c", code, folder / "out.npz", devices=8))
 
 
 def part(computed: dict[str, np.ndarray], prefix: str) -> dict[str, np.ndarray]:

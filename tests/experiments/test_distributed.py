@@ -25,9 +25,6 @@ from tests.two_processes import ended, finished, free_port, start
 MESH = "--strategy sharded --mesh data=2,tensor=2"
 
 
-UNOPTIMIZED = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-
-
 def begin_two(folder: Path, words: str, *, apart: bool = False) -> list[subprocess.Popen]:
     """A training of two processes as one.
 
@@ -41,7 +38,7 @@ def begin_two(folder: Path, words: str, *, apart: bool = False) -> list[subproce
         home = folder / f"host{index}" if apart else folder
         if apart and not home.exists():
             shutil.copytree(folder, home, ignore=lambda *_: ["host0", "host1"])
-        place = UNOPTIMIZED | ({"XDG_CACHE_HOME": str(home / "cache")} if apart else {})
+        place = {"XDG_CACHE_HOME": str(home / "cache")} if apart else {}
         processes.append(start(*call, index, folder=home, devices=2, environment=place))
     return processes
 
@@ -114,7 +111,7 @@ def test_what_one_of_two_cannot_do_ends_both_with_its_code_and_a_sentence(text):
             (str(text), f"{words} --data.train bad.txt"),
         ]
         place = {"SLURM_PROCID": f"{index}", "SLURM_LOCALID": f"{index}"}
-        place |= job | UNOPTIMIZED | {"XDG_CACHE_HOME": f"{text}/{index}"}
+        place |= job | {"XDG_CACHE_HOME": f"{text}/{index}"}
         call = "-c", ONE_AFTER_THE_OTHER, json.dumps(commands)
         processes.append(start(*call, folder=text, devices=2, environment=place))
     first, second = (process.err.split("= end\n") for process in finished(*processes))

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments.test_distributed import UNOPTIMIZED
 from tests.experiments.test_training_config import TRANSLATION
 from tests.two_processes import finished, free_port, start
 
@@ -91,7 +90,7 @@ def test_each_thing_that_differs_ends_all_processes_with_2_and_its_name(
                 path.write_text(path.read_text() + " ")
         call = "-c", COMMANDS, json.dumps(commands), "--coordinator", address
         call += "--num_processes", 3, "--process_id", number
-        place = UNOPTIMIZED | {"XDG_CACHE_HOME": str(home / "cache")}
+        place = {"XDG_CACHE_HOME": str(home / "cache")}
         processes.append(start(*call, folder=home, devices=1, environment=place))
     for number, process in enumerate(finished(*processes)):
         *outcomes, _ = process.err.split("= ")

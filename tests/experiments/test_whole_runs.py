@@ -210,13 +210,9 @@ def begin(folder: Path, pod: str) -> list[subprocess.Popen]:
     count, devices = {"one device": (1, 1), "8 devices": (1, 8), "4 x 2 devices": (4, 2)}[pod]
     for kind in ("translation", "language"):
         (folder / kind).mkdir(parents=True)
-    environment = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
     words = [__file__, folder, WORK[pod]]
     port = free_port() if count > 1 else 0
-    return [
-        start(*words, index, port, devices=devices, environment=environment)
-        for index in range(count)
-    ]
+    return [start(*words, index, port, devices=devices) for index in range(count)]
 
 
 def results(folder: Path) -> dict[str, dict[str, Any]]:

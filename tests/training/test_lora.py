@@ -141,8 +141,7 @@ def print_losses():
 @pytest.mark.long
 def test_steps_on_a_mesh_are_those_of_one_device(assert_equal):
     code = "from tests.training import test_lora; test_lora.print_losses()"
-    flags = {"XLA_FLAGS": "--xla_backend_optimization_level=0"}
-    (done,) = finished(start("-c", code, devices=4, environment=flags))
+    (done,) = finished(start("-c", code, devices=4))
     one, divided = map(json.loads, done.out.splitlines())
     assert one[2] < one[0]
     assert_equal(divided, one)
