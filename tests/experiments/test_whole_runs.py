@@ -1,8 +1,9 @@
 """Whole runs on simulated pods, from the first step to the export, are those of one device.
 
 A run is trained, validated, its checkpoints are averaged or chosen, it is scored, evaluated by its
-command, translates or continues texts, is fine-tuned and exported: on one device, on 8 of one
-process, and on 2 of each of four processes, which see no other device.
+command, translates or continues texts, is fine-tuned and exported: on one device, and on 2 of each
+of two processes, which see no other device; in the full run also on 8 devices of one process, and
+on 2 of each of four processes.
 """
 
 import contextlib
@@ -10,12 +11,12 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import pytest
@@ -40,6 +41,7 @@ from tests.two_processes import finished, free_port, start
 LAYOUTS = {
     "single": "",
     "replicated": "",
+    "fsdp=2,tensor=2": "fsdp=2,tensor=2",
     "fsdp=4,tensor=2": "fsdp=4,tensor=2",
 }
 SIZES = {"model__d_model": 24, "model__d_ff": 52, "model__num_heads": 4}
@@ -197,28 +199,41 @@ def tensors(folder: Path) -> dict[str, float]:
     return {k: float((x.astype("float64") ** 2).sum()) for k, x in leaves if "k_proj.bias" not in k}
 
 
-WORK = {
-    "one device": "translation:single language:single",
-    "8 devices": "language:fsdp=4,tensor=2",
-    "4 x 2 devices": "translation:fsdp=4,tensor=2 language:replicated",
+class Pod(NamedTuple):
+    """Processes that train as one. That layouts compute the same steps is tested of the package."""
+
+    processes: int
+    devices: int
+    """Of each process."""
+    runs: str
+    """The kind and the layout of each run."""
+
+
+PODS = {
+    "one device": Pod(1, 1, "translation:single language:single"),
+    "8 devices": Pod(1, 8, "language:fsdp=4,tensor=2"),
+    "2 x 2 devices": Pod(2, 2, "translation:fsdp=2,tensor=2 language:replicated"),
+    "4 x 2 devices": Pod(4, 2, "translation:fsdp=4,tensor=2 language:replicated"),
 }
-"""The runs of each pod. That every layout computes the same steps is tested of the package."""
 
 
-def begin(folder: Path, pod: str) -> list[subprocess.Popen]:
-    """The processes of a pod, which write the results of their work to `folder`."""
-    count, devices = {"one device": (1, 1), "8 devices": (1, 8), "4 x 2 devices": (4, 2)}[pod]
+def begin(folder: Path, pod: Pod) -> list[subprocess.Popen]:
+    """The processes of a pod, which write the results of their runs to `folder`."""
     for kind in ("translation", "language"):
         (folder / kind).mkdir(parents=True)
-    words = [__file__, folder, WORK[pod]]
-    port = free_port() if count > 1 else 0
-    return [start(*words, index, port, devices=devices) for index in range(count)]
+    port = free_port() if pod.processes > 1 else 0
+    words = [__file__, folder, pod.runs, port, pod.processes]
+    quick = {"JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    return [
+        start(*words, index, devices=pod.devices, environment=quick)
+        for index in range(pod.processes)
+    ]
 
 
-def results(folder: Path) -> dict[str, dict[str, Any]]:
+def results(folder: Path, pods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The results of each pod by the names of its runs, which are made in `folder`."""
-    folders = {pod: folder / pod for pod in WORK}
-    processes = [process for pod, folder in folders.items() for process in begin(folder, pod)]
+    folders = {pod: folder / pod for pod in pods}
+    processes = [process for pod, folder in folders.items() for process in begin(folder, PODS[pod])]
     finished(*processes, timeout=1_200)
     return {
         pod: {path.stem: json.loads(path.read_text()) for path in folder.glob("*.json")}
@@ -242,12 +257,19 @@ def differences(found: Any, expected: Any, name: str) -> Iterator[str]:
         yield f"{name} is {found} for {expected}"
 
 
-@pytest.mark.long
-def test_a_whole_run_on_many_devices_writes_and_prints_what_one_device_does(tmp_path):
-    found = results(tmp_path)
+@pytest.mark.parametrize(
+    "pods",
+    [
+        pytest.param(["2 x 2 devices"], marks=pytest.mark.long),
+        pytest.param(["8 devices", "4 x 2 devices"], marks=pytest.mark.slow),
+    ],
+    ids=" and ".join,
+)
+def test_a_whole_run_on_many_devices_writes_and_prints_what_one_device_does(pods, tmp_path):
+    found = results(tmp_path, ["one device", *pods])
     expected = {name.split(":")[0]: run for name, run in found.pop("one device").items()}
     assert {pod: {*runs} for pod, runs in found.items()} == {
-        pod: {*WORK[pod].split()} for pod in found
+        pod: {*PODS[pod].runs.split()} for pod in pods
     }
     for pod, runs in found.items():
         for case, run in runs.items():
@@ -272,11 +294,13 @@ def assert_each_item_is_scored_once(kind: str, run: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    target, work, number, port = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4]
+    target, work = Path(sys.argv[1]), sys.argv[2]
+    port, count, number = map(int, sys.argv[3:])
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_default_matmul_precision", "highest")
-    if int(port):
-        PROCESSES |= {"coordinator": f"127.0.0.1:{port}", "num_processes": 4, "process_id": number}
+    if count > 1:
+        address = f"127.0.0.1:{port}"
+        PROCESSES |= {"coordinator": address, "num_processes": count, "process_id": number}
     with distributed.joined(RunOptions(**PROCESSES)):
         runs = {"translation": begin_translation, "language": begin_language}
         runs = {kind: begin(target / kind) for kind, begin in runs.items()}
