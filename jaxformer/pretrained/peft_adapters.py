@@ -126,7 +126,7 @@ class Adapter:
         kinds = _KINDS.get(task)
         if kinds is None or kind in kinds:
             return kind
-        possible = [each for each in family.architectures.values() if each in kinds]
+        possible: list[Kind] = [each for each in family.architectures.values() if each in kinds]
         new = [name for name in self.whole_tensors(family) if name.startswith(family.head_prefixes)]
         if possible and new:
             return possible[0]

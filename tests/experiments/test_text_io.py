@@ -1,5 +1,6 @@
 """Prompts on a terminal, and what a finished run says of itself."""
 
+import hashlib
 import shlex
 from types import SimpleNamespace
 
@@ -7,7 +8,7 @@ import pytest
 
 from experiments.harness.cli import display
 from experiments.harness.runs import text_io
-from experiments.harness.runs.sample_tables import read_table, write_table
+from experiments.harness.runs.sample_tables import lines_digest, read_table, write_table
 from experiments.translation.corpus import (
     Text,
     read_known_words,
@@ -47,6 +48,13 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
     said = capsys.readouterr()
     assert said.out == "Type a sentence; Ctrl-D ends.\nA DOG\nA BIRD\n\n"
     assert said.err == "error: the line is too long\n"
+
+
+@pytest.mark.parametrize("count", [0, 1, 10_000, 10_001, 25_003])
+def test_the_digest_of_a_large_text_is_that_of_its_lines_joined(count):
+    lines = [f"ü{number}" for number in range(count)]
+    joined = f"{count}\n" + "\n".join(lines) + "1\nx"
+    assert lines_digest(lines, ["x"]) == hashlib.sha256(joined.encode()).hexdigest()
 
 
 def test_a_prompt_is_bold_on_a_terminal_and_plain_elsewhere(monkeypatch):

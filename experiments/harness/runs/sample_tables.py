@@ -5,6 +5,8 @@ from pathlib import Path
 
 from jaxformer import storage
 
+_LINES_AT_ONCE = 10_000
+
 
 def write_lines(path: str | Path, lines: list[str]) -> None:
     """Writes each of `lines` as one line of the file `path`, making its folder if need be."""
@@ -31,7 +33,9 @@ def lines_digest(*sides: list[str]) -> str:
     digest = hashlib.sha256()
     for side in sides:
         digest.update(f"{len(side)}\n".encode())
-        digest.update("\n".join(side).encode())
+        for start in range(0, len(side), _LINES_AT_ONCE):  # a large text is not copied whole
+            separator = "\n" if start else ""
+            digest.update((separator + "\n".join(side[start : start + _LINES_AT_ONCE])).encode())
     return digest.hexdigest()
 
 

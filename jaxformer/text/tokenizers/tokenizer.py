@@ -5,6 +5,7 @@ import json
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -196,7 +197,6 @@ class Tokenizer:
                 self.vocab_size = model_vocab_size
                 self._has_more_ids = True
         self.special_ids: Mapping[str, int] = all_special_ids(tokenizer)
-        self._special_names = _any_of(self.special_ids)
         self._typed: set[int] = {i for x, i in self.special_ids.items() if _SENTINEL.fullmatch(x)}
         if self.special.mask is not None:
             self._typed.add(self.special.mask)
@@ -212,6 +212,11 @@ class Tokenizer:
             # `read_sentencepiece` puts a space in front of pieces that its model does not have.
             pieces = vocabulary.items()
             self._vocabulary_only = {x[1:]: i for x, i in pieces if x.startswith(" ")}
+
+    @cached_property
+    def _special_names(self) -> re.Pattern[str]:
+        """A pattern of the names of special tokens, made when it is needed: there may be 6,000."""
+        return _any_of(self.special_ids)
 
     @property
     def library_tokenizer(self) -> "tokenizers.Tokenizer":
