@@ -237,6 +237,7 @@ def _train(args: dict, place: Path, around: Around, programs: str | Path, tell: 
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     if "--process_id" in args:
         jax.config.update("jax_num_cpu_devices", 1)
+        os.environ["XLA_FLAGS"] = "--xla_backend_optimization_level=0"  # each compiles for itself
         distributed.initialize = partial(distributed.initialize, heartbeat=HEARTBEAT)
 
     def main() -> None:
