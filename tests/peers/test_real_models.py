@@ -180,6 +180,7 @@ def test_logits_are_theirs_and_a_saved_model_is_read_by_transformers(
     assert their_ids == tokenizer([RIVER])["input_ids"]
 
 
+@pytest.mark.slow
 def test_adapters_learn_in_20_steps_and_the_saved_model_still_ends_its_answers(
     smollm2_folder, transformers, torch, tmp_path
 ):
