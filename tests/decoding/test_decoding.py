@@ -519,6 +519,12 @@ def test_a_search_of_logits_that_are_nan_ends_at_its_limits_with_scores_that_are
     found = beam_search(step, NoMemory(), FIRST, jnp.array([3, 5]), config)
     jax.effects_barrier()
     assert np.isnan(found.scores).all() and len(steps) == 5
+
+
+def test_sampling_from_logits_that_are_nan_ends_at_its_limits_with_scores_that_are_nan():
+    def step(tokens, cache):
+        return jnp.full((*tokens.shape, 5), jnp.nan), cache
+
     prompts = SamplerInputs(FIRST, jnp.array([3, 5]), jnp.arange(2))
     drawn = sample(step, NoMemory(), prompts, jax.random.key(0), SamplingConfig(top_k=3))
     assert np.isnan(drawn.scores).all()
