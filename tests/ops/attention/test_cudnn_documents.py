@@ -45,35 +45,55 @@ ROWS = {
 }
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize(("rows", "by_cudnn"), ROWS.values(), ids=ROWS)
-def test_cudnn_gets_documents_in_one_piece_and_gpu_flash_the_others(
-    rows, by_cudnn, causal, rng, assert_equal, monkeypatch, request
-):
+@pytest.fixture(scope="module", params=[True, False], ids=["causal", "all keys"])
+def gradients(request):
+    """The kernel's sum and gradients of q, k, v and documents, the plain ones, and cuDNN's calls.
+
+    Both are compiled once for all rows.
+    """
     calls = []
+
+    def compiled(attention):
+        def total(q, k, v, documents, of_keys):
+            mask = AttentionMask(
+                causal=request.param, query_segments=documents, key_segments=of_keys
+            )
+            return (attention(q, k, v, mask) ** 2).sum()
+
+        return jax.jit(jax.value_and_grad(total, (0, 1, 2)))
+
+    def by_kernel(q, k, v, mask):
+        return module.attend(q, k, v, mask, scale=0.6, bias=None, dropout=None)
+
+    def plain(q, k, v, mask):
+        return reference(q, k, v, mask, scale=0.6)
+
     kinds = SimpleNamespace(PADDING="PADDING", PADDING_CAUSAL="PADDING_CAUSAL")
     private = SimpleNamespace(
         MaskType=kinds, dot_product_attention=lambda *a, **kw: packed(calls, *a, **kw)
     )
-    monkeypatch.setattr(module, "_private", private)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_private", private)
+        yield compiled(by_kernel), compiled(plain), calls
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_cudnn_gets_documents_in_one_piece_and_gpu_flash_the_others(
+    name, gradients, rng, assert_equal
+):
+    by_kernel, plain, calls = gradients
+    rows, by_cudnn = ROWS[name]
     q, k, v = (jnp.asarray(rng.standard_normal((2, LENGTH, n, 8)), jnp.float32) for n in (4, 2, 2))
-    segments = np.stack(rows)
-    of_keys = np.ones_like(segments) if "keys" in request.node.callspec.id else segments
-    mask = AttentionMask(causal=causal, query_segments=segments, key_segments=of_keys)
-
-    def by_kernel(q, k, v):
-        return module.attend(q, k, v, mask, scale=0.6, bias=None, dropout=None)
-
-    def plain(q, k, v):
-        return reference(q, k, v, mask, scale=0.6)
-
-    def gradients(f):
-        return jax.jit(jax.value_and_grad(lambda *x: (f(*x) ** 2).sum(), (0, 1, 2)))(q, k, v)
-
-    (given, slopes), (expected, others) = gradients(by_kernel), gradients(plain)
+    documents = np.stack(rows)
+    of_keys = np.ones_like(documents) if "keys" in name else documents
+    calls.clear()
+    (given, slopes), (expected, others) = (
+        f(q, k, v, documents, of_keys) for f in (by_kernel, plain)
+    )
     assert_equal(given / expected, 1.0)
     for a, b in zip(slopes, others, strict=True):
         assert_equal(a, b, 1e-4)
+    jax.effects_barrier()
     assert bool(calls) == by_cudnn
 
 
