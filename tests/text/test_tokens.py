@@ -326,3 +326,16 @@ def test_encode_pairs_keeps_every_line_and_may_use_two_vocabularies(tmp_path, by
     assert data.open_tokens(tmp_path / "source.tokens").lengths.tolist() == [2, 0, 0, 8]
     with pytest.raises(DataError, match="2 source lines and 1 target lines"):
         data.encode_pairs(["a", "b"], ["c"], byte_tokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [101, -1, 2**63 + 5])
+def test_the_first_sequence_with_a_wrong_id_is_named_wherever_it_is(wrong, tmp_path):
+    rows: list = [[number % 101] * (number % 7) for number in range(5003)]
+    path = tmp_path / "x.tokens"
+    assert data.write_tokens(path, rows, vocab_size=101)[4987].tolist() == rows[4987]
+    rows[4987] = np.array([3, wrong], np.uint64 if wrong > 101 else np.int64)
+    rows[4990] = [102]
+    with pytest.raises(DataError, match=f"sequence 4987: .*got {min(3, wrong)} to {max(3, wrong)}"):
+        data.write_tokens(path, rows, vocab_size=101)
+    with pytest.raises(DataError, match="sequence 4987: "):
+        data.Tokens.from_lists(rows, vocab_size=101)

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 from zipfile import BadZipFile
 
 import numpy as np
@@ -25,7 +25,18 @@ from jaxformer.text.data.id_files import JoinedIds, open_id_files
 from jaxformer.text.data.text_files import BLOCK_LENGTH
 from jaxformer.text.tokenizers import Tokenizer, check_list
 
-Item = TypeVar("Item", str, tuple[str, bool])
+
+class _Row(NamedTuple):
+    """A part of a sequence."""
+
+    ids: np.ndarray
+    number: int
+    """The number of the sequence."""
+    ends: bool
+    """Whether the sequence ends with it."""
+
+
+Item = TypeVar("Item", str, tuple[str, bool], _Row)
 
 _HEADER = struct.Struct("<16sIIqqq16x")
 _MAGIC, _VERSION = b"jaxformer tokens", 3
@@ -35,6 +46,7 @@ _CHUNK = 1 << 16
 _MOST_IDS = 1 << 31  # batches hold ids as int32
 _TEXTS_AT_ONCE = 10_000
 _CHARACTERS_AT_ONCE = max(8, 2 * (os.cpu_count() or 1)) * BLOCK_LENGTH  # blocks for each core
+_IDS_AT_ONCE = 1 << 13
 _PART = 1 << 23
 """Bytes of text whose ids are kept as soon as they are known, for another start."""
 
@@ -143,10 +155,9 @@ class Tokens:
         Without `vocab_size` ids may be up to 2^31 - 1.
         """
         limit = _MOST_IDS if vocab_size is None else vocab_size
-        rows = [_checked(row, i, limit) for i, row in enumerate(sequences)]
-        offsets = np.cumsum([0, *map(len, rows)], dtype=np.int64)
-        ids = np.concatenate([np.empty(0, np.uint32), *rows]).astype(np.uint32)
-        return cls(ids, offsets, vocab_size=vocab_size)
+        rows = list(_numbered_rows((row, True) for row in sequences))
+        offsets = np.cumsum([0, *(len(row.ids) for row in rows)], dtype=np.int64)
+        return cls(_checked(rows, limit).astype(np.uint32), offsets, vocab_size=vocab_size)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -267,13 +278,14 @@ def _write_parts(
     offsets, total, digest = array("q", [0]), 0, hashlib.sha256()
     with replacing(path) as unfinished, open(unfinished, "wb") as file:
         file.write(bytes(_HEADER.size))
-        for part, ends in parts:
-            ids = _checked(part, len(offsets) - 1, vocab_size)
+        for group in _groups(_numbered_rows(parts), lambda _, size: size >= _IDS_AT_ONCE):
+            ids = _checked(group, vocab_size)
             file.write(ids.astype(dtype).tobytes())
             digest.update(ids.astype("<u4").tobytes())
-            total += len(ids)
-            if ends:
-                offsets.append(total)
+            for row in group:
+                total += len(row.ids)
+                if row.ends:
+                    offsets.append(total)
         file.write(bytes(-total * dtype.itemsize % 8))
         borders = np.asarray(offsets, "<i8").tobytes()
         digest.update(borders)
@@ -409,9 +421,11 @@ def _write_encoded(
         for group in _groups(texts, lambda group, size: size >= _PART):
             ids, size = _encode_group([text for text, _ in group], tokenizer, kept)
             for row, (_, ends) in zip(ids, group, strict=True):
-                edges = before if start else [], after if ends else []
-                first, last = (np.array(edge, row.dtype) for edge in edges)
-                yield np.concatenate([first, row, last]), ends
+                if start and before:
+                    row = np.concatenate([np.array(before, row.dtype), row])
+                if ends and after:
+                    row = np.concatenate([row, np.array(after, row.dtype)])
+                yield row, ends
                 start = ends
             done += size
             if progress is not None:
@@ -485,17 +499,40 @@ def _check_ids(ids: np.ndarray) -> None:
         raise DataError(f"ids must be integers from 0, got {ids.dtype}{least}")
 
 
-def _checked(sequence: Sequence[int] | np.ndarray, index: int, vocab_size: int) -> np.ndarray:
-    row = np.asarray(sequence)
-    if row.ndim == 1 and row.size == 0:
-        return np.empty(0, np.int64)
-    if row.ndim != 1 or row.dtype.kind not in "iu":
+def _numbered_rows(
+    parts: Iterable[tuple[Sequence[int] | np.ndarray, bool]],
+) -> Iterator[_Row]:
+    """Each of `parts` as an array, with the number of its sequence.
+
+    Raises `DataError` for a part that is no list of integers.
+    """
+    number = 0
+    for part, ends in parts:
+        row = np.asarray(part)
+        if row.ndim == 1 and row.size == 0:
+            row = np.empty(0, np.int64)
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            raise DataError(
+                f"sequence {number} must be a list of integers, got {shorten(repr(part))}"
+            )
+        yield _Row(row, number, ends)
+        number += ends
+
+
+def _checked(rows: Sequence[_Row], vocab_size: int) -> Int64[np.ndarray, " ids"]:
+    """The ids of all `rows`; `DataError`, with its number, for the first one with a wrong id."""
+    # An id from 2^63 on becomes negative, which is wrong as well.
+    arrays = [np.empty(0, np.int64), *(row.ids for row in rows)]
+    ids = np.concatenate(arrays, dtype=np.int64, casting="unsafe")
+    if _is_outside(ids, vocab_size):
+        wrong = next(row for row in rows if _is_outside(row.ids, vocab_size))
         raise DataError(
-            f"sequence {index} must be a list of integers, got {shorten(repr(sequence))}"
+            f"sequence {wrong.number}: ids must be 0 to {vocab_size - 1}, "
+            f"got {wrong.ids.min()} to {wrong.ids.max()}; is it the right tokenizer?"
         )
-    if row.min() < 0 or row.max() >= vocab_size:
-        raise DataError(
-            f"sequence {index}: ids must be 0 to {vocab_size - 1}, "
-            f"got {row.min()} to {row.max()}; is it the right tokenizer?"
-        )
-    return row
+    return ids
+
+
+def _is_outside(row: Integer[np.ndarray, " ids"], vocab_size: int) -> bool:
+    """Whether an id of `row` is none of the vocabulary's."""
+    return bool(row.size and (row.min() < 0 or row.max() >= vocab_size))
