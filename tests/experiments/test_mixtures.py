@@ -23,7 +23,8 @@ def mixed_config(folder: Path, name: str = "mixed", **changes):
     records = [json.dumps({"text": " ".join(WORDS[i:] + WORDS[:i])}) for i in range(7)]
     (folder / "c.jsonl").write_text("\n".join(records) + "\n")
     names = [str(folder / name) for name in ("a.txt=0.5", "b.txt=0.3", "c.jsonl=0.2")]
-    return language_config(folder, data__train=tuple(names), name=name, **changes)
+    changes = {"data__train": tuple(names), "data__batch_size": 4} | changes
+    return language_config(folder, name=name, **changes)
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +53,7 @@ def test_the_log_says_how_often_each_text_was_read_and_each_validates_by_itself(
         for text in prepared.mixture:
             stream = prepared.batches.sources[text.name]
             rows = round(line[f"{text.name}.passes"] * stream.rows_per_epoch)
-            assert abs(rows - line["step"] * 3 * text.share) < 1
+            assert abs(rows - line["step"] * 4 * text.share) < 1
 
 
 def test_a_run_on_a_mixture_resumes_with_the_same_batches(mixed_run, tmp_path):
@@ -72,19 +73,19 @@ from experiments.harness import cli
 from experiments.language_modelling import train
 from tests.experiments.test_mixtures import mixed_config
 folder, name, strategy = sys.argv[1:]
-config = mixed_config(Path(folder), name=name, strategy=strategy, data__batch_size=4)
+config = mixed_config(Path(folder), name=name, strategy=strategy)
 sys.exit(cli.run(lambda: train.main(config)))
 """
 
 
 @pytest.mark.long
-def test_four_devices_go_on_with_the_mixture_that_one_device_began(tmp_path):
-    finished(start("-c", TRAIN, tmp_path, "one", "single"))
-    one, four = (tmp_path / "runs" / "language_modelling" / name for name in ("one", "four"))
-    shutil.copytree(one, four)
+def test_four_devices_go_on_with_the_mixture_that_one_device_began(mixed_run):
+    one, config, _ = mixed_run
+    four = shutil.copytree(one, one.parent / "four")
     saved = (four / "checkpoints").iterdir()
     shutil.rmtree(max(path for path in saved if path.name.isdigit()))
-    (done,) = finished(start("-c", TRAIN, tmp_path, "four", "replicated", devices=4))
+    texts = Path(config.runs).parent
+    (done,) = finished(start("-c", TRAIN, texts, "four", "replicated", devices=4))
     assert "from step 2 to 4" in done.out
     for line, other in zip(metrics_of(one), metrics_of(four), strict=True):
         assert line.keys() == other.keys()

@@ -27,6 +27,7 @@ from jaxformer.text.tokenizers import Tokenizer
 from jaxformer.training.parameters import flatten
 from tests.experiments.commands import bytes_of, call, metrics_of
 from tests.experiments.tiny_runs import changed
+from tests.experiments.trained_runs import shared_step
 from tests.pretrained.models import T5, inputs_of, model_of, word_tokenizer
 from tests.stored import stored
 
@@ -131,11 +132,12 @@ def test_texts_of_bart_begin_with_its_own_token(forced, second):
 
 def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_path, capsys):
     config = changed(config, search__min_new_tokens=2)  # so that a text is written
-    whole = train.train(changed(config, runs=str(tmp_path / "whole"))).folder
+    command = shared_step(train)
+    whole = command.main(changed(config, runs=str(tmp_path / "whole"))).folder
     parts = changed(config, runs=str(tmp_path / "parts"))
     stopping = {"training__loggers": ("tests.experiments.trained_runs:StopAt4",)}
-    assert call(train, changed(parts, **stopping)).code == 143
-    again = call(train, parts)
+    assert call(command, changed(parts, **stopping)).code == 143
+    again = call(command, parts)
     assert again.code == 0 and "from step 5 to 7" in again.out
     stopped = tmp_path / "parts" / "translation" / "tuned"
     assert bytes_of(stopped, 7) == bytes_of(whole, 7)
@@ -157,7 +159,7 @@ def test_pairs_are_learned_stopped_resumed_to_the_bit_and_compared(config, tmp_p
     forced = call(evaluate, {"--run": whole, "--forced": True} | pairs).out.split("\t")[1]
     assert forced == row[3]
     changes = {"runs": str(tmp_path / "whole"), "name": "other", "training__seed": 1}
-    other = train.train(changed(config, **changes)).folder
+    other = command.main(changed(config, **changes)).folder
     capsys.readouterr()
     runs.main(["compare", str(whole), str(other)])
     assert "rougeLsum" in capsys.readouterr().out
