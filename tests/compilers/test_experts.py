@@ -5,6 +5,7 @@ Run with `pytest -m compiler` on Python 3.12 with the extra `compilers`.
 
 from dataclasses import replace
 
+import jax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -27,11 +28,12 @@ def step(tpu_devices):
     config = replace(CONFIG, feed_forward=FeedForwardOptions("silu", gated=True, experts=options))
     mesh = make_mesh(f"fsdp={FSDP},tensor={TENSOR}", tpu_devices("v5e:2x4"))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
-    compiled, _ = compiled_step(sharded(mesh), ROWS, rows, config=config, documents=False)
+    with jax.default_matmul_precision("default"):
+        compiled, _ = compiled_step(sharded(mesh), ROWS, rows, config=config, documents=False)
     return compiled
 
 
-def test_experts_of_each_chip_are_kernels_and_no_products_of_all_tokens_with_all_experts(step):
+def test_experts_of_a_chip_are_kernels_and_no_products_of_all_tokens_with_all_experts(step):
     # Three products with experts, each with two gradients, and attention, forward and backward.
     assert counts(step)["mosaic"] == LAYERS * (3 * 3 + 2)
     tokens = ROWS * CONFIG.max_len
@@ -40,7 +42,7 @@ def test_experts_of_each_chip_are_kernels_and_no_products_of_all_tokens_with_all
     assert work(Program(step.as_text() or "")).flops * FSDP * TENSOR <= 1.1 * others
 
 
-def test_each_chip_gathers_experts_in_16_bits_and_scatters_their_gradients_in_32(step):
+def test_a_chip_gathers_experts_in_16_bits_and_scatters_their_gradients_in_32(step):
     experts = 3 * EXPERTS * WIDTH * HIDDEN
     tables = (CONFIG.vocab_size + CONFIG.max_len) * WIDTH
     part = (LAYERS * (experts + 4 * WIDTH**2) + tables) / TENSOR  # of a device along "tensor"

@@ -35,8 +35,19 @@ _ANCESTORS = (
     "the table of who wrote which token is compared with the 4 beams along a last axis, which a "
     "TPU fills up to whole lanes; once a token, so that more layers make it less"
 )
+_EIGHT_ROWS = (
+    "a matrix unit takes 8 rows: the scores of 2 queries that share a head of keys are 8 rows"
+)
 KNOWN = (
     Known("decode 1", "live", 1.65, _SCRATCH),
+    Known("decode 1", "read", 1.2, _EIGHT_ROWS),
+    Known("decode 32", "read", 1.35, _EIGHT_ROWS),
+    Known(
+        "decode 32",
+        "sent",
+        1.4,
+        "along fsdp XLA exchanges parts of the logits all to all to find the best ids",
+    ),
     Known("beam", "live", 1.4, _ANCESTORS),
     Known("beam", "read", 1.4, _ANCESTORS),
     Known(
