@@ -326,15 +326,16 @@ def test_a_chat_model_gives_the_answer_that_it_has_learned_to_prefer(folder, fil
     assert "is rain" in first and "is snow" not in first
     config = config_of("preference", said.folder, files["preference"], tmp_path, name="prefers")
     config = changed(config, task__beta=0.2, **changes)
-    result = finetune.train(
-        changed(config, optimizer__total_steps=30, optimizer__learning_rate=3e-3)
-    )
-    assert result.scores["accuracy"] == result.scores["likelier"] == 1.0
-    assert result.scores["loss"] < 0.6
-    reference = json.loads((result.folder / "reference.json").read_text())["test"]
-    assert all(chosen < rejected for chosen, rejected in reference), "the other one was likelier"
-    second = call(generate, asked | {"--run": result.folder}).out
-    assert "is snow" in second and "is rain" not in second
+    config = changed(config, optimizer__total_steps=30, optimizer__learning_rate=3e-3)
+    adapters = changed(config, name="adapted", training__lora_rank=3, training__lora_alpha=6.0)
+    for trained in (config, adapters):
+        result = finetune.train(trained)
+        assert result.scores["accuracy"] == result.scores["likelier"] == 1.0
+        assert result.scores["loss"] < 0.6
+        reference = json.loads((result.folder / "reference.json").read_text())["test"]
+        assert all(chosen < rejected for chosen, rejected in reference), "the other was likelier"
+        second = call(generate, asked | {"--run": result.folder}).out
+        assert "is snow" in second and "is rain" not in second
 
 
 @pytest.mark.long
