@@ -23,7 +23,11 @@ from jaxformer.nn.feed_forward import FeedForward as FeedForward
 from jaxformer.nn.experts import Experts as Experts
 from jaxformer.nn.norm import Norm as Norm
 from jaxformer.nn.embeddings import Embedding as Embedding
-from jaxformer.nn.cache import Cache as Cache
+from jaxformer.nn.cache import (
+    Cache as Cache,
+    LayerCache as LayerCache,
+    LayerState as LayerState,
+)
 from jaxformer.nn.nnx_model import (
     to_nnx as to_nnx,
     from_nnx as from_nnx,

@@ -24,7 +24,10 @@ from tests.two_processes import finished, start
 
 COMMAND = r"""python -m experiments\.([a-z_]+(?:\.[a-z_]+)*)((?:"[^"\n]*"|[^"\n`<>|])*)"""
 COMMANDS = sorted({found for text in PAGES.values() for found in re.findall(COMMAND, text)})
-OWN_PARSERS = ("examples.inside_flax", "examples.nnx_gpt", "examples.research_loop")
+OWN_PARSERS = (
+    *("examples.inside_flax", "examples.nnx_gpt", "examples.research_loop"),
+    *("examples.linear_attention", "examples.speculative"),
+)
 """Their own tests run them."""
 COMMANDS = [command for command in COMMANDS if command[0] not in OWN_PARSERS]
 

@@ -16,6 +16,7 @@ from jaxformer.decoding.logits_processors import LogitsProcessor
 from jaxformer.decoding.settings import LogitsConfig
 from jaxformer.ops.manual_axes import varying_axes
 from jaxformer.ops.partitioning import axis_that_divides, partitioned
+from jaxformer.ops.rows import put_rows_into, take_rows_of
 
 State = TypeVar("State", bound=Any)
 Config = TypeVar("Config", bound=LogitsConfig)
@@ -188,9 +189,7 @@ def take_rows(tree: Any, rows: Int[AnyArray, " K"]) -> Any:
     """
 
     def take(x: Any) -> Any:
-        if hasattr(x, "take_rows"):
-            return x.take_rows(rows)
-        return x[rows] if jnp.ndim(x) else x
+        return x.take_rows(rows) if hasattr(x, "take_rows") else take_rows_of(x, rows)
 
     return jax.tree.map(take, tree, is_leaf=lambda x: hasattr(x, "take_rows"))
 
@@ -203,14 +202,7 @@ def put_rows(tree: Any, rows: Int[AnyArray, " K"], new: Any) -> Any:
     """
 
     def put(x: Any, y: Any) -> Any:
-        if hasattr(x, "put_rows"):
-            return x.put_rows(rows, y)
-        if not jnp.ndim(x):
-            raise ValueError(
-                f"{x} is a number of all sentences, but sentences that enter have their own: give "
-                "cache.truncate(lengths) with a length of each [B]"
-            )
-        return x.at[rows].set(y)
+        return x.put_rows(rows, y) if hasattr(x, "put_rows") else put_rows_into(x, rows, y)
 
     return jax.tree.map(put, tree, new, is_leaf=lambda x: hasattr(x, "put_rows"))
 

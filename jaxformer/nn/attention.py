@@ -13,7 +13,7 @@ from jaxformer.config.checks import Count, Positive, UnitInterval
 from jaxformer.config.positions import Rotation, rotate
 from jaxformer.config.transformer import check_kv_heads, check_norm_over_heads
 from jaxformer.errors import ConfigError
-from jaxformer.nn.cache import fold_beams
+from jaxformer.nn.cache import LayerCache, fold_beams
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Dense, Initializer
 from jaxformer.nn.dropout import Dropout
@@ -131,6 +131,38 @@ class MultiHeadAttention(CheckedModule):
             k, v = self.keys_values(kv, head_dim=q.shape[-1])
         heads = self.attend(q, k, v, mask, bias, dropout_rng)
         return tap(self, "output", self.out(heads, x.shape[-1]))
+
+    def init_cache(
+        self, batch_size: int, num_beams: int, max_length: int, d_model: int
+    ) -> LayerCache:
+        """Room for the keys and values of `num_beams` beams of `batch_size` sentences.
+
+        Each beam has up to `max_length` tokens, whose vectors have `d_model` numbers.
+        """
+        head_dim = self.head_dim or d_model // self.num_heads
+        shape = batch_size, max_length * num_beams, self.num_kv_heads or self.num_heads
+        keys, values = (
+            jnp.zeros((*shape, size), self.dtype)
+            for size in (head_dim, self.value_head_dim or head_dim)
+        )
+        return LayerCache.create(keys, values, num_beams)
+
+    def decode(
+        self,
+        x: Float[Array, "R T D"],
+        layer_cache: LayerCache,
+        mask: AttentionMask,
+        *,
+        rotation: Rotation | None = None,
+        bias: Float[Array, "_ N Q S"] | None = None,
+    ) -> tuple[Float[Array, "R T D"], LayerCache]:
+        """Self-attention of the tokens of `x`, and `layer_cache` with their keys and values.
+
+        The first of them has the position `mask.offset`. R is B times the number of beams.
+        """
+        keys, values = self.keys_values(x, rotation)
+        layer_cache = layer_cache.write(keys, values, mask.offset)
+        return self(x, layer_cache.read(), mask, rotation=rotation, bias=bias), layer_cache
 
     def queries(
         self, x: Float[Array, "R T D"], rotation: Rotation | None = None

@@ -13,7 +13,7 @@ from jaxformer.config.positions import Rotation
 from jaxformer.config.transformer import AttentionOptions, FeedForwardOptions, NormOptions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
-from jaxformer.nn.cache import LayerCache
+from jaxformer.nn.cache import LayerCache, LayerState
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Initializer
 from jaxformer.nn.dropout import Dropout
@@ -72,7 +72,9 @@ class Block(CheckedModule):
     In a loop over blocks (`scan_layers`) `make_block` gets None, and the block's methods see a
     traced number: compute with it by `jnp`."""
     make_attention: Callable[..., nn.Module] = MultiHeadAttention
-    """Makes its attentions from the fields of `MultiHeadAttention`."""
+    """Makes its attentions from the fields of `MultiHeadAttention`.
+
+    One is called as that is; to decode it needs the methods `init_cache` and `decode`."""
     make_feed_forward: Callable[..., nn.Module] = FeedForward
     """Makes its feed-forward network from the fields of `FeedForward`."""
     make_norm: Callable[..., nn.Module] = Norm
@@ -165,26 +167,39 @@ class Block(CheckedModule):
         y = self.attention(h, None, mask, rotation=rotation, bias=bias, dropout_rng=dropout_rng)
         return self.after_attention(x, y, encoder_kv, encoder_mask, dropout_rng)
 
+    def init_cache(
+        self, batch_size: int, num_beams: int, max_length: int, d_model: int
+    ) -> LayerCache | LayerState | Any:
+        """What `decode` keeps of the tokens so far, before the first: its attention's `init_cache`.
+
+        It is for `num_beams` beams of `batch_size` sentences, of up to `max_length` tokens each.
+        """
+        if not hasattr(self.attention, "init_cache"):
+            raise ConfigError(
+                f"the attention {type(self.attention).__name__} has no init_cache, so it does not "
+                "decode with a cache: give it the methods init_cache and decode, as "
+                "MultiHeadAttention has them"
+            )
+        return self.attention.init_cache(batch_size, num_beams, max_length, d_model)
+
     def decode(
         self,
         x: Float[Array, "R T D"],
-        layer_cache: LayerCache,
+        layer_cache: LayerCache | LayerState | Any,
         mask: AttentionMask,
         *,
         rotation: Rotation | None = None,
         bias: Float[Array, "_ N Q S"] | None = None,
         encoder_kv: KeysValues | None = None,
         encoder_mask: AttentionMask | None = None,
-    ) -> tuple[Float[Array, "R T D"], LayerCache]:
-        """`x` after the block, and `layer_cache` with the keys and values of `x` added.
+    ) -> tuple[Float[Array, "R T D"], LayerCache | LayerState | Any]:
+        """`x` after the block, and `layer_cache` with the tokens of `x` added.
 
-        The tokens of `x` attend to all tokens in it; the first of them has the position
-        `mask.offset`. R is B times the number of beams. Other arguments are as in a call.
+        They attend to all tokens in it; the first of them has the position `mask.offset`. R is B
+        times the number of beams. Other arguments are as in a call.
         """
         h = sublayer_input(x, self.attention_norm, self.norm_options)
-        keys, values = self.attention.keys_values(h, rotation)
-        layer_cache = layer_cache.write(keys, values, mask.offset)
-        y = self.attention(h, layer_cache.read(), mask, rotation=rotation, bias=bias)
+        y, layer_cache = self.attention.decode(h, layer_cache, mask, rotation=rotation, bias=bias)
         return self.after_attention(x, y, encoder_kv, encoder_mask, None), layer_cache
 
     def after_attention(

@@ -3,11 +3,16 @@
 A step of beam search makes each beam continue one of the last step's beams. Instead of moving keys
 and values, the cache keeps a table `beam_ancestors` [B, W, L]: token l of beam w was written by
 beam `beam_ancestors[b, w, l]`. The plain twin is to gather keys and values by beam at each step.
+
+A layer of one's own may keep something else, such as a recurrent state: a `LayerState`, or a tree
+of `LayerCache` and `LayerState`. These are the parts of a cache, which know how sentences and beams
+move. An attention or a block makes the empty part in its method `init_cache(batch_size, num_beams,
+max_length, d_model)`, and its method `decode` returns it with new tokens added.
 """
 
 import json
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.export
@@ -19,8 +24,10 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Learned, TransformerConfig
+from jaxformer.errors import ConfigError
 from jaxformer.ops.masks import AnyArray, AttentionMask
 from jaxformer.ops.row_writes import write_rows
+from jaxformer.ops.rows import put_rows_into, take_rows_of
 
 
 class LayerCache(struct.PyTreeNode):
@@ -30,8 +37,15 @@ class LayerCache(struct.PyTreeNode):
     slot for each of its beams. `groups` are the sizes of B and K. Of these, axes of size 1 are left
     out of the arrays: XLA drops them from a product, and a loop would copy an array that has them
     at each step.
+
+    >>> keys = values = jnp.zeros((2, 5, 4, 3))  # [B, L, K, H]
+    >>> cache = jf.LayerCache.create(keys, values)
+    >>> cache = cache.write(jnp.ones((2, 1, 4, 3)), jnp.ones((2, 1, 4, 3)), position=3)
+    >>> cache.read()[0][0, :, 0, 0]
+    Array([0., 0., 0., 1., 0.], dtype=float32)
     """
 
+    can_truncate: ClassVar[bool] = True
     key: jax.Array
     value: jax.Array
     groups: tuple[int, int] = struct.field(pytree_node=False)
@@ -109,6 +123,11 @@ class LayerCache(struct.PyTreeNode):
         key, value = whole.key.at[at].set(new.key), whole.value.at[at].set(new.value)
         return whole.replace(key=key, value=value)._squeezed()
 
+    def reorder_beams(self, parents: Int[Array, "B W2"]) -> "LayerCache":
+        """The cache for the beams that continue `parents`: nothing moves, slots may be added."""
+        beams = parents.shape[1]
+        return self if beams <= self.slots else self.with_slots(beams)
+
     def _with_sentences(self) -> "LayerCache":
         """The cache with all axes [..., B, K, _, _], also axes of size 1."""
         first = self.key.ndim - 2 - sum(size > 1 for size in self.groups)
@@ -133,14 +152,58 @@ class LayerCache(struct.PyTreeNode):
         return self.replace(key=pad(self.key, last), value=pad(self.value, last - 1), slots=slots)
 
 
+class LayerState(struct.PyTreeNode):
+    """The base of what a layer of one's own keeps of the tokens so far, such as a recurrent state.
+
+    A subclass names its arrays, all of them [B, W, ...]: W beams of B sentences. The module that
+    makes it in `init_cache` gets it in `decode`, and returns it with the new tokens added; there
+    x [R, T, D] has R = B*W rows, so a row is `array.reshape(-1, *array.shape[2:])`.
+
+    `can_truncate` is False: what was added cannot be taken back, so each prompt is read without
+    padding. A subclass whose arrays keep all tokens by position may say True, and has to write
+    tokens at `mask.offset` then.
+
+    >>> class Sums(jf.LayerState):
+    ...     total: jax.Array
+    >>> sums = Sums(jnp.array([[3.0, 5.0], [7.0, 8.0]]))  # two beams of two sentences
+    >>> sums.reorder_beams(jnp.array([[1, 1], [0, 1]])).total
+    Array([[5., 5.],
+           [7., 8.]], dtype=float32)
+    >>> sums.take_rows(jnp.array([1])).total
+    Array([[7., 8.]], dtype=float32)
+    """
+
+    can_truncate: ClassVar[bool] = False
+    """Whether the last tokens can be taken back: `Cache.truncate` only says the lengths."""
+
+    def reorder_beams(self, parents: Int[Array, "B W2"]) -> Self:
+        """The state in which beam w continues beam `parents[b, w]`; their number may change."""
+
+        def move(x: jax.Array) -> jax.Array:
+            index = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
+            return jnp.take_along_axis(x, index, axis=1)
+
+        return jax.tree.map(move, self)
+
+    def take_rows(self, rows: Int[AnyArray, " K"]) -> Self:
+        """The K sentences `rows`."""
+        return jax.tree.map(lambda x: take_rows_of(x, rows), self)
+
+    def put_rows(self, rows: Int[AnyArray, " K"], new: Self) -> Self:
+        """The state with the K sentences of `new` in `rows`; a row outside of it is left out."""
+        return jax.tree.map(lambda x, y: put_rows_into(x, rows, y), self, new)
+
+
 class Cache(struct.PyTreeNode):
     """The state of decoding B sentences with W beams each; a decoding step returns a new one.
 
-    `layers`: the keys and values of each decoder layer, with room for L tokens of each beam. With
-    `config.scan_layers` it has one element, whose arrays have a leading layer axis; so has
-    `encoder_kv`.
+    `layers`: what each decoder layer keeps: a `LayerCache` of keys and values with room for L
+    tokens of each beam, a `LayerState`, or a tree of them. With `config.scan_layers` it has one
+    element, whose arrays have a leading layer axis (`is_stacked`); so has `encoder_kv`.
     `length`: the number of tokens in the cache, of each sentence [B] or of all; a Python int, as in
     an empty cache, stays known while tracing, so that a flash attention function reads a prompt.
+    `max_length`: L, the number of tokens of each beam that fit.
+    `slots`: the number of beams that keys and values have room for at each position.
     `encoder_kv`: each layer's keys and values of the encoded source, held once per sentence (empty
     without an encoder). `padding_mask` [B, S]: True at the source's real tokens.
     `beam_ancestors` [B, W, L]: which beam wrote token l of beam w; None: there is one beam.
@@ -153,26 +216,23 @@ class Cache(struct.PyTreeNode):
     2
     """
 
-    layers: tuple[LayerCache, ...]
+    layers: tuple[Any, ...]
     length: jax.Array | int
+    max_length: int = struct.field(pytree_node=False)
+    slots: int = struct.field(pytree_node=False, default=1)
+    is_stacked: bool = struct.field(pytree_node=False, default=False)
     encoder_kv: tuple[LayerCache, ...] = ()
     padding_mask: AnyArray | None = None
     beam_ancestors: jax.Array | None = None
 
     @property
-    def max_length(self) -> int:
-        """L, the number of tokens that fit."""
-        return self.layers[0].max_length
-
-    @property
     def can_truncate(self) -> bool:
         """Whether the last tokens of a text can be taken back by `truncate`.
 
-        False where a layer's cache of one's own has `can_truncate = False`, such as a recurrent
-        state: `truncate` may then only say the lengths that the texts have, and `complete` reads
-        each prompt without padding.
+        False where a part of a layer says so, as a `LayerState` does: `truncate` may then only say
+        the lengths that the texts have, and `complete` reads each prompt without padding.
         """
-        return all(getattr(layer, "can_truncate", True) for layer in self.layers)
+        return all(part.can_truncate for part in self.parts())
 
     @property
     def num_beams(self) -> int:
@@ -188,7 +248,7 @@ class Cache(struct.PyTreeNode):
         if self.beam_ancestors is None:
             return mask
         batch, beams, length = self.beam_ancestors.shape
-        slots = jnp.arange(self.layers[0].slots)
+        slots = jnp.arange(self.slots)
         allowed = (self.beam_ancestors[..., None] == slots[None, None, None])[:, :, None]
         dense = mask.materialize(count, length)
         if dense is not None:
@@ -198,7 +258,7 @@ class Cache(struct.PyTreeNode):
 
     def bias_of_beams(self, bias: Float[Array, "_ N T L"] | None) -> Float[Array, "_ N Q S"] | None:
         """`bias` for the Q = W*T folded queries on the S = L*slots keys."""
-        beams, slots = self.num_beams, self.layers[0].slots
+        beams, slots = self.num_beams, self.slots
         if bias is None or beams == slots == 1:
             return bias
         return jnp.tile(jnp.repeat(bias, slots, axis=-1), (beams, 1))
@@ -211,7 +271,7 @@ class Cache(struct.PyTreeNode):
         # What follows an ended sentence has no position: it stays inside the table.
         return jnp.minimum(positions, self.max_length - 1).repeat(self.num_beams, axis=0)
 
-    def advance(self, layers: tuple[LayerCache, ...], count: int) -> "Cache":
+    def advance(self, layers: tuple[Any, ...], count: int) -> "Cache":
         """The cache with the blocks' `layers`, after `count` more tokens."""
         return self.replace(layers=layers, length=self.length + count)
 
@@ -219,7 +279,7 @@ class Cache(struct.PyTreeNode):
         """The cache in which beam w continues beam `parents[b, w]`.
 
         The number of beams may change. Keys and values do not move; where there are more beams than
-        slots, slots are added.
+        slots, slots are added. Each `LayerState` moves its arrays.
         """
         batch, beams = parents.shape
         ancestors = self.beam_ancestors
@@ -231,14 +291,72 @@ class Cache(struct.PyTreeNode):
         lengths = jnp.asarray(self.length).reshape(-1, 1, 1)
         written = jnp.arange(self.max_length)[None, None] < lengths
         ancestors = jnp.where(written, inherited, _beam_numbers(beams))
-        layers = self.layers
-        if beams > layers[0].slots:
-            layers = tuple(layer.with_slots(beams) for layer in layers)
-        return self.replace(layers=layers, beam_ancestors=ancestors)
+        return self.replace(
+            layers=self._change_parts(lambda part: part.reorder_beams(parents)),
+            beam_ancestors=ancestors,
+            slots=max(self.slots, beams),
+        )
+
+    def take_rows(self, rows: Int[AnyArray, " K"]) -> "Cache":
+        """The cache of the K sentences `rows`; a sentence may come several times."""
+
+        def take(tree: Any) -> Any:
+            return jax.tree.map(lambda x: take_rows_of(x, rows), tree)
+
+        return self.replace(
+            layers=self._change_parts(lambda part: part.take_rows(rows)),
+            length=take(self.length),
+            encoder_kv=tuple(kv.take_rows(rows) for kv in self.encoder_kv),
+            padding_mask=take(self.padding_mask),
+            beam_ancestors=take(self.beam_ancestors),
+        )
+
+    def put_rows(self, rows: Int[AnyArray, " K"], new: "Cache") -> "Cache":
+        """The cache with the K sentences of `new` in `rows`; a row outside of it is left out.
+
+        Raises `ValueError` for a length of all sentences: see `truncate`.
+        """
+
+        def put(tree: Any, new: Any) -> Any:
+            return jax.tree.map(lambda x, y: put_rows_into(x, rows, y), tree, new)
+
+        pairs = zip(self.encoder_kv, new.encoder_kv, strict=True)
+        return self.replace(
+            layers=self._change_parts(lambda part, other: part.put_rows(rows, other), new),
+            length=put(self.length, new.length),
+            encoder_kv=tuple(kv.put_rows(rows, other) for kv, other in pairs),
+            padding_mask=put(self.padding_mask, new.padding_mask),
+            beam_ancestors=put(self.beam_ancestors, new.beam_ancestors),
+        )
 
     def truncate(self, lengths: Int[Array, " B"] | Int[Array, ""]) -> "Cache":
         """The cache with the first `lengths` tokens of each sentence."""
         return self.replace(length=lengths)
+
+    def parts(self) -> list[Any]:
+        """The parts of all layers: each `LayerCache` and `LayerState`.
+
+        Raises `ConfigError` for an array of a layer that is in none of them.
+        """
+        parts = jax.tree.leaves(self.layers, is_leaf=_is_part)
+        for part in parts:
+            if not _is_part(part):
+                raise ConfigError(
+                    f"a layer's cache has a {type(part).__name__} that does not know how beams and "
+                    "sentences move: keep it as a field [B, W, ...] of a class derived from "
+                    "jf.LayerState"
+                )
+        return parts
+
+    def _change_parts(self, change: Callable[..., Any], *others: "Cache") -> tuple[Any, ...]:
+        """The layers with `change(part)` in the place of each part.
+
+        It also gets the parts of `others` in the same place. Stacked layers are changed together.
+        """
+        self.parts()
+        change = jax.vmap(change) if self.is_stacked else change
+        layers = (cache.layers for cache in (self, *others))
+        return jax.tree.map(change, *layers, is_leaf=_is_part)
 
     def check_room(self, count: int) -> None:
         """Raises `ValueError` if `count` more tokens do not fit.
@@ -251,6 +369,11 @@ class Cache(struct.PyTreeNode):
                 f"{count} more tokens were given to a cache with {length} of max_length="
                 f"{self.max_length}: give a larger max_length to init_cache"
             )
+
+
+def _is_part(node: Any) -> bool:
+    """Whether `node` of a layer's cache is moved as a whole."""
+    return isinstance(node, LayerCache | LayerState)
 
 
 def _as_tuples(value: Any) -> Any:
@@ -267,11 +390,16 @@ for _kind in (LayerCache, Cache):  # so that `jax.export` can write a step of de
 
 
 def init_cache(
-    config: TransformerConfig, batch_size: int, num_beams: int, max_length: int
+    config: TransformerConfig,
+    batch_size: int,
+    num_beams: int,
+    max_length: int,
+    layers: tuple[Any, ...] | None = None,
 ) -> Cache:
     """An empty cache for `batch_size` x `num_beams` sequences of up to `max_length` tokens.
 
-    Raises `ValueError` when learned positions end before `max_length`.
+    `layers` are the empty parts of the decoder's layers, as `Stack.init_layers` makes them; None:
+    keys and values for each. Raises `ValueError` when learned positions end before `max_length`.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=3)
     >>> cache = init_cache(config, batch_size=5, num_beams=1, max_length=7)
@@ -283,19 +411,38 @@ def init_cache(
             f"a cache of max_length={max_length} tokens was asked for, but the learned positions "
             f"end at max_len={config.max_len}: give a smaller max_length"
         )
-    shape = batch_size, max_length * num_beams, config.kv_heads
-    sizes = config.key_size, config.value_size
-    keys, values = (jnp.zeros((*shape, size), config.dtype) for size in sizes)
-    layer, count = LayerCache.create(keys, values, num_beams), config.num_decoder_layers
-    if config.scan_layers:
-        layers = (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)
-    else:
-        layers = tuple(jax.tree.map(jnp.copy, layer) for _ in range(count))
+    if layers is None:
+        layer = empty_layer(config, batch_size, num_beams, max_length)
+        layers = repeat_layer(layer, config.num_decoder_layers, stacked=config.scan_layers)
     ancestors = None
     if num_beams > 1:
         shape = batch_size, num_beams, max_length
         ancestors = jnp.broadcast_to(_beam_numbers(num_beams), shape)
-    return Cache(layers, 0, beam_ancestors=ancestors)
+    return Cache(
+        layers,
+        length=0,
+        max_length=max_length,
+        slots=num_beams,
+        is_stacked=config.scan_layers,
+        beam_ancestors=ancestors,
+    )
+
+
+def empty_layer(
+    config: TransformerConfig, batch_size: int, num_beams: int, max_length: int
+) -> LayerCache:
+    """Zeros for the keys and values of a layer of the model of `config`."""
+    shape = batch_size, max_length * num_beams, config.kv_heads
+    sizes = config.key_size, config.value_size
+    keys, values = (jnp.zeros((*shape, size), config.dtype) for size in sizes)
+    return LayerCache.create(keys, values, num_beams)
+
+
+def repeat_layer(layer: Any, count: int, *, stacked: bool) -> tuple[Any, ...]:
+    """`count` copies of a layer's part of a cache: one each, or one whose arrays are stacked."""
+    if stacked:
+        return (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)
+    return tuple(jax.tree.map(jnp.copy, layer) for _ in range(count))
 
 
 def fold_beams(

@@ -5,6 +5,7 @@ In place of ids [B, T] all models take vectors [B, T, D], in the size that `embe
 """
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache, LayerCache, init_cache
+from jaxformer.nn.cache import Cache, LayerCache, empty_layer, init_cache
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Dense
 from jaxformer.nn.embeddings import Embedding, LMHead
@@ -67,6 +68,18 @@ class DecodingModel(Model):
         """The logits of `hidden` vectors."""
         tied = self.embedding if self.config.ties_output else None
         return tap(self, "logits", self.output(hidden, tied))
+
+    def empty_cache(self, batch_size: int, num_beams: int, max_length: int) -> Cache:
+        """An empty cache without an encoder; each block makes what its layer keeps.
+
+        No block reads a parameter for it, so a model without parameters has a cache too.
+        """
+        if self.scope is None:
+            return self.bind({}).empty_cache(batch_size, num_beams, max_length)
+        config, sizes = self.config, (batch_size, num_beams, max_length)
+        make_default = partial(empty_layer, config, *sizes)
+        layers = self.decoder.init_layers(make_default, *sizes, config.d_model)
+        return init_cache(config, *sizes, layers)
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"] | Float[AnyArray, "B W T D"], cache: Cache
@@ -169,7 +182,7 @@ class EncoderDecoder(DecodingModel):
         The source is encoded, and its keys and values are projected, once.
         """
         encoder_kv = self.decoder.encoder_keys_values(self.encode(source, padding_mask))
-        cache = init_cache(self.config, source.shape[0], num_beams, max_length)
+        cache = self.empty_cache(source.shape[0], num_beams, max_length)
         create = LayerCache.create
         keep = jax.vmap(create) if self.config.scan_layers else create
         kept = tuple(keep(keys, values) for keys, values in encoder_kv)
@@ -245,7 +258,7 @@ class DecoderOnly(DecodingModel):
         Texts of different lengths are read with padding at their ends; `Cache.truncate` then gives
         each its own length.
         """
-        return init_cache(self.config, batch_size, num_beams, max_length)
+        return self.empty_cache(batch_size, num_beams, max_length)
 
 
 def mean_of_tokens(

@@ -24,7 +24,7 @@ from jaxformer.config.transformer import check_window_positions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache, LayerCache
+from jaxformer.nn.cache import Cache, LayerCache, repeat_layer
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Initializer
 from jaxformer.nn.dropout import Dropout
@@ -166,6 +166,28 @@ class Stack(CheckedModule):
         x, layers = self.decode_blocks(x, inputs, cache)
         return self.leave(x), cache.advance(layers, count)
 
+    def init_layers(
+        self,
+        make_default: Callable[[], LayerCache],
+        batch_size: int,
+        num_beams: int,
+        max_length: int,
+        d_model: int,
+    ) -> tuple[Any, ...]:
+        """What each layer of an empty `Cache` keeps: the result of its block's `init_cache`.
+
+        A block without such a method keeps keys and values, which `make_default` makes.
+        """
+
+        def init_layer(block: Any) -> Any:
+            if hasattr(block, "init_cache"):
+                return block.init_cache(batch_size, num_beams, max_length, d_model)
+            return make_default()
+
+        if self.scan:
+            return repeat_layer(init_layer(self.stacked_blocks), self.num_layers, stacked=True)
+        return tuple(map(init_layer, self.blocks))
+
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[tuple[Array, Array], ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""
 
@@ -248,7 +270,7 @@ class Stack(CheckedModule):
 
     def decode_blocks(
         self, x: Float[Array, "R T D"], inputs: InputsByKind, cache: Cache
-    ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
+    ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after all blocks, and their layers of `cache` with its tokens added."""
         for block in [self.stacked_blocks] if self.scan else self.blocks:
             _check_decode(type(block))
@@ -311,14 +333,14 @@ class Stack(CheckedModule):
 
     def scan_decoding_blocks(
         self, x: Float[Array, "R T D"], inputs: InputsByKind, cache: Cache
-    ) -> tuple[Float[Array, "R T D"], tuple[LayerCache, ...]]:
+    ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`decode_blocks` as one loop; the arrays of the only layer of `cache` are stacked."""
 
-        def step(block: nn.Module, x: Array, of_layer: Any) -> tuple[Array, LayerCache]:
+        def step(block: nn.Module, x: Array, of_layer: Any) -> tuple[Array, Any]:
             kept, kv, layer = of_layer
             kv = None if kv is None else kv.read()
 
-            def decode(block: Any, x: Array, shared: BlockInputs) -> tuple[Array, LayerCache]:
+            def decode(block: Any, x: Array, shared: BlockInputs) -> tuple[Array, Any]:
                 mask, rotation, bias, encoder_mask = shared
                 return block.decode(
                     x,

@@ -38,7 +38,7 @@ class AttentionMask:
     `key_segments` [B, S]: a query sees only keys of its own segment. `explicit` [B, T, S]: True
     where a query may see a key, for whatever the other attributes cannot express.
     `from_cache` is set while decoding: a kernel that does not support the call then leaves it to
-    `reference`.
+    `reference`. Keys that all queries see are put first by `with_first_keys`.
 
         causal, T=3, S=3   causal, offset=2, T=2, S=4   padding_mask=[1 1 0]   segments 1 1 2
             1 0 0                  1 1 1 0                   1 1 0                  1 1 0
@@ -124,6 +124,33 @@ class AttentionMask:
             key_segments=cut(self.key_segments, key, keys),
             explicit=cut(cut(self.explicit, query, queries), key, keys, 2),
         )
+
+    def with_first_keys(self, count: int, queries: int, keys: int) -> "AttentionMask":
+        """The mask of the keys with `count` more before them, which all queries see.
+
+        Such keys are no tokens: the vectors of prefix tuning, a memory, an attention sink.
+        `queries` and `keys` are the numbers T and S without them. A window and segments become
+        `explicit`, since they exclude keys by their places and their documents.
+
+        >>> mask = jf.AttentionMask(causal=True, window=1).with_first_keys(2, queries=3, keys=3)
+        >>> mask.materialize(3, 5)[0, 0].astype(int)
+        Array([[1, 1, 1, 0, 0],
+               [1, 1, 0, 1, 0],
+               [1, 1, 0, 0, 1]], dtype=int32)
+        """
+
+        def pad(x: AnyArray | None) -> Array | None:
+            if x is None:
+                return None
+            widths = [(0, 0)] * (x.ndim - 1) + [(count, 0)]
+            return jnp.pad(x, widths, constant_values=True)
+
+        if self.window is not None or self.query_segments is not None:
+            dense: Any = self.materialize(queries, keys)
+            return AttentionMask(explicit=pad(dense[:, 0]), from_cache=self.from_cache)
+        offset = self.offset + count if self.causal else self.offset
+        padding_mask, explicit = pad(self.padding_mask), pad(self.explicit)
+        return replace(self, offset=offset, padding_mask=padding_mask, explicit=explicit)
 
     def materialize(self, queries: int, keys: int) -> Bool[Array, "#B 1 T S"] | None:
         """The matrix, True where a query may attend to a key; None where all may."""

@@ -13,9 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxformer.config import TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.cache import Cache
-
-# The members share what only the sentences decide.
-_CACHE_AXES = Cache(0, None, 0, None, None)  # type: ignore[arg-type]
+from jaxformer.ops.masks import AnyArray
 
 
 def stack_members(members: Sequence[Any]) -> Any:
@@ -68,13 +66,18 @@ class Ensemble:
 
         params = variables["params"]
         if method == "init_cache":
-            members = jax.vmap(lambda params: of_one(params, *args), out_axes=_CACHE_AXES)(params)
-            return EnsembleCache(members)
+            init = jax.vmap(lambda params: _divide(of_one(params, *args)), out_axes=(0, None))
+            return EnsembleCache(_join(*init(params)))
         if method == "decode_step":
             tokens, cache = args
-            step = jax.vmap(of_one, (0, None, _CACHE_AXES), (0, _CACHE_AXES))
-            logits, members = step(params, tokens, cache.members)
-            return self._average(logits), EnsembleCache(members)
+            divided, shared = _divide(cache.members)
+
+            def step(params: Any, divided: Any) -> Any:
+                logits, cache = of_one(params, tokens, _join(divided, shared))
+                return logits, *_divide(cache)
+
+            logits, *members = jax.vmap(step, out_axes=(0, 0, None))(params, divided)
+            return self._average(logits), EnsembleCache(_join(*members))
         if method == "__call__":
             return self._average(jax.vmap(lambda params: of_one(params, *args))(params))
         raise ConfigError(
@@ -103,14 +106,39 @@ class EnsembleCache(struct.PyTreeNode):
 
     def reorder_beams(self, parents: Int[Array, "B W2"]) -> "EnsembleCache":
         """The cache in which beam w of each member continues beam `parents[b, w]`."""
-        reorder: Callable[[Cache], Cache] = jax.vmap(
-            lambda cache: cache.reorder_beams(parents), (_CACHE_AXES,), _CACHE_AXES
-        )
-        return EnsembleCache(reorder(self.members))
+        return self._change(lambda cache: cache.reorder_beams(parents))
+
+    def take_rows(self, rows: Int[AnyArray, " K"]) -> "EnsembleCache":
+        """The cache of the K sentences `rows`."""
+        return self._change(lambda cache: cache.take_rows(rows))
+
+    def put_rows(self, rows: Int[AnyArray, " K"], new: "EnsembleCache") -> "EnsembleCache":
+        """The cache with the K sentences of `new` in `rows`."""
+        return self._change(lambda cache, other: cache.put_rows(rows, other), new)
+
+    def _change(self, change: Callable[..., Cache], *others: "EnsembleCache") -> "EnsembleCache":
+        """The cache with `change` of each member's, and of the same member's in `others`."""
+        divided, shared = zip(*(_divide(cache.members) for cache in (self, *others)), strict=True)
+
+        def change_one(*divided: Any) -> Any:
+            return _divide(change(*map(_join, divided, shared)))
+
+        return EnsembleCache(_join(*jax.vmap(change_one, out_axes=(0, None))(*divided)))
 
     def truncate(self, lengths: Int[Array, " B"] | Int[Array, ""]) -> "EnsembleCache":
         """The cache with the first `lengths` tokens of each sentence."""
         return EnsembleCache(self.members.truncate(lengths))
+
+
+def _divide(cache: Cache) -> tuple[Any, Cache]:
+    """What each member of an ensemble has of its own in a cache, and what all share."""
+    return (cache.layers, cache.encoder_kv), cache.replace(layers=(), encoder_kv=())
+
+
+def _join(divided: Any, shared: Cache) -> Cache:
+    """The inverse of `_divide`."""
+    layers, encoder_kv = divided
+    return shared.replace(layers=layers, encoder_kv=encoder_kv)
 
 
 def _shapes(params: Any) -> dict[str, str]:

@@ -10,7 +10,8 @@ import pytest
 
 from jaxformer.config import AttentionOptions
 from jaxformer.decoding import put_rows, take_rows
-from jaxformer.nn.cache import LayerCache, init_cache
+from jaxformer.errors import ConfigError
+from jaxformer.nn.cache import LayerCache, LayerState, init_cache
 from jaxformer.nn.models import DecoderOnly
 from tests.configs import small
 
@@ -82,6 +83,52 @@ def seen_by_each(length, kv, mask):
     written = length * (mask.shape[2] // L)  # the next token's own place comes after these
     pairs, keys = np.array(mask)[:, :, :written], np.array(kv[0])[:, :written, 0, 0]
     return np.array([[row[seen] for seen in each] for row, each in zip(keys, pairs, strict=True)])
+
+
+class Numbers(LayerState):
+    """A state of two arrays with different numbers of axes."""
+
+    first: jax.Array
+    second: jax.Array
+
+
+@pytest.mark.parametrize("is_stacked", [False, True])
+def test_a_state_of_ones_own_moves_with_its_beams_and_its_sentences(is_stacked, rng):
+    """Beside keys and values in one layer; in a loop over layers the arrays are stacked."""
+    config = replace(BASE, num_decoder_layers=2, scan_layers=is_stacked)
+    axis = 1 if is_stacked else 0  # of the sentences
+
+    def filled(lengths):
+        cache = init_cache(config, B, W, L).truncate(jnp.array(lengths))
+        shape = (2, B, W) if is_stacked else (B, W)
+        own = (Numbers(rng.random(shape), rng.random((*shape, 2, 3))) for _ in cache.layers)
+        layers = zip(own, cache.layers, strict=True)
+        return cache.replace(layers=tuple({"own": own, "kv": kv} for own, kv in layers))
+
+    cache, new = filled([3, 4]), filled([5, 6])
+    parents, rows = np.array([[2, 0, 0, 1], [1, 1, 2, 0]]), np.array([1, 0, 1])
+    moved, taken = cache.reorder_beams(parents), take_rows(cache, rows)
+    put = put_rows(cache, np.array([1, B]), new)  # the second of `new` goes nowhere
+    assert (moved.num_beams, moved.slots, moved.can_truncate) == (4, 4, False)
+    assert (taken.length.tolist(), put.length.tolist()) == ([4, 3, 4], [3, 5])
+    for layer in range(len(cache.layers)):
+        assert moved.layers[layer]["kv"].slots == 4
+        for name in ("first", "second"):
+            before, other, *after = (
+                np.moveaxis(getattr(each.layers[layer]["own"], name), axis, 0)
+                for each in (cache, new, moved, taken, put)
+            )
+            of_beams = [np.take(x, beams, axis) for x, beams in zip(before, parents, strict=True)]
+            expected = np.stack(of_beams), before[rows], np.stack([before[0], other[0]])
+            for found, right in zip(after, expected, strict=True):
+                np.testing.assert_allclose(found, right, rtol=1e-6)
+
+
+def test_an_array_that_does_not_know_how_beams_move_is_refused():
+    cache = init_cache(BASE, B, W, L).replace(layers=(jnp.zeros((B, 5)),))
+    for use in (lambda: cache.reorder_beams(jnp.zeros((B, W), int)), lambda: cache.can_truncate):
+        with pytest.raises(ConfigError, match="Array.*LayerState"):
+            use()
 
 
 def test_reordering_beams_moves_no_keys(rng):

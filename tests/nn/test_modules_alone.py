@@ -351,6 +351,13 @@ def test_a_block_takes_functions_that_make_its_parts(x, random_params, assert_eq
     assert_equal(out, x + one - 0.5 * two + 1.0, 1e-6)
 
 
+def test_an_attention_without_the_methods_of_a_cache_is_refused_by_its_name():
+    block = partial(jf.Block, make_attention=lambda **fields: Difference(fields))
+    model = jf.DecoderOnly(RECIPE, block=block)
+    with pytest.raises(jf.ConfigError, match="Difference.*init_cache and decode"):
+        model.init_cache(B, max_length=T)
+
+
 @pytest.mark.parametrize("scan_layers", [False, True])
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_a_norm_of_ones_own_is_every_norm_of_a_stack(placement, scan_layers):

@@ -38,6 +38,20 @@ def test_a_key_is_seen_where_all_attributes_allow_it(attributes):
     assert np.array_equal(found.ravel(), expected) and 0 < found.mean() < 1
 
 
+@pytest.mark.parametrize("attributes", [*ATTRIBUTES.values(), EVERYTHING], ids=[*ATTRIBUTES, "all"])
+def test_keys_that_are_put_first_are_seen_by_all_queries_and_change_no_other(attributes):
+    mask = AttentionMask(**attributes)
+    dense = np.broadcast_to(mask.materialize(5, 7), (3, 1, 5, 7))
+    more = mask.with_first_keys(2, queries=5, keys=7)
+    found = np.broadcast_to(more.materialize(5, 9), (3, 1, 5, 9))
+    assert found[..., :2].all() and np.array_equal(found[..., 2:], dense)
+    check_mask(more, (3, 5, 9))
+
+
+def test_a_mask_that_allows_all_stays_one_when_keys_are_put_first():
+    assert AttentionMask().with_first_keys(2, queries=5, keys=7) == AttentionMask()
+
+
 def drawn(*rows: str) -> np.ndarray:
     return np.array([[cell == "1" for cell in row.split()] for row in rows])
 

@@ -1,20 +1,20 @@
 """A block with a recurrent state between blocks that attend: its cache cannot be truncated."""
 
 import dataclasses
-from typing import ClassVar
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
-from flax import struct
 
 import jaxformer as jf
-from jaxformer.decoding import CompletionOptions, SamplingConfig
+from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, beam_search
 from jaxformer.nn.blocks import Block
+from jaxformer.nn.cache import LayerState
 from jaxformer.nn.models import DecoderOnly
-from jaxformer.pipelines import stream
+from jaxformer.pipelines import make_step_fn, stream
 from jaxformer.text.tokenizers import train_characters
 from tests.configs import small
 
@@ -33,12 +33,10 @@ CONFIG = small(
 )
 
 
-class State(struct.PyTreeNode):
-    """The recurrent state [B, D] of a layer, which forgets nothing that it has read."""
+class State(LayerState):
+    """The recurrent state [B, W, D] of a layer, which forgets nothing that it has read."""
 
-    can_truncate: ClassVar[bool] = False
     state: jax.Array
-    max_length: int = struct.field(pytree_node=False)
 
 
 class RecurrentBlock(Block):
@@ -56,28 +54,25 @@ class RecurrentBlock(Block):
         _, states = self.states(x, jnp.full_like(x[:, 0], 0.5))
         return self.after_attention(x, states, None, None, None)
 
+    def init_cache(self, batch_size, num_beams, max_length, d_model):
+        return State(jnp.full((batch_size, num_beams, d_model), 0.5))
+
     def decode(self, x, layer_cache, mask, **inputs):
-        last, states = self.states(x, layer_cache.state)
+        first = layer_cache.state
+        last, states = self.states(x, first.reshape(-1, x.shape[-1]))
         y = self.after_attention(x, states, None, None, None)
-        return y, layer_cache.replace(state=last)
+        return y, layer_cache.replace(state=last.reshape(first.shape))
 
 
 def make_block(layer=None, **fields):
-    """Every second block is recurrent: a stack of two classes."""
-    kind = RecurrentBlock if layer % 2 else Block
+    """The first and every second block is recurrent: a stack of two classes."""
+    kind = RecurrentBlock if layer % 2 == 0 else Block
     return kind(layer=layer, **fields)
-
-
-class RecurrentModel(DecoderOnly):
-    def init_cache(self, batch_size, *, max_length, num_beams=1):
-        cache = super().init_cache(batch_size, max_length=max_length, num_beams=num_beams)
-        state = State(jnp.full((batch_size, WIDTH), 0.5), max_length)
-        return cache.replace(layers=(cache.layers[0], state, cache.layers[2]))
 
 
 @pytest.fixture(scope="module")
 def loaded(random_params):
-    model = RecurrentModel(CONFIG, block=make_block)
+    model = DecoderOnly(CONFIG, block=make_block)
     params = random_params(model, jnp.ones((2, 3), jnp.int32))
     return jf.Loaded(model, params, train_characters(["abcdefghijk "]))
 
@@ -136,6 +131,62 @@ def test_continuations_are_scored_without_padding(loaded, assert_equal):
             assert each.ids == loaded.tokenizer.encode(continuation)
             context_ids = [loaded.tokenizer.special.bos, *ids]
             assert_equal(each.log_probs, expected_log_probs(loaded, context_ids, each.ids))
+
+
+class Texts(NamedTuple):
+    """The plain twin of a cache: the tokens [B, W, L] of each beam, all of which are read anew."""
+
+    tokens: jax.Array
+    length: int | jax.Array
+
+    def reorder_beams(self, parents):
+        tokens = jnp.take_along_axis(self.tokens, parents[..., None], axis=1)
+        return self._replace(tokens=tokens)
+
+
+def search_without_cache(model, params, first, limits, search):
+    """The beams of texts that are read from their beginning for each token."""
+
+    def step(tokens, texts):
+        batch, beams, room = texts.tokens.shape
+        written = texts.tokens.at[:, :, texts.length].set(tokens)
+        logits = model.apply({"params": params}, written.reshape(-1, room))
+        logits = logits[:, texts.length].reshape(batch, beams, -1)
+        return logits, Texts(written, texts.length + 1)
+
+    room = jnp.zeros((len(first), search.beam_size, search.max_new_tokens), jnp.int32)
+    return beam_search(step, Texts(room, jnp.int32(0)), first, limits, search)
+
+
+def test_beams_move_their_recurrent_states(loaded, assert_equal):
+    model, first, limits = loaded.model, jnp.array([4, 9]), jnp.array([6, 5])
+    search = SearchConfig(beam_size=3, max_new_tokens=6, eos=(2,))
+
+    @jax.jit
+    def both(params):
+        cache = model.init_cache(2, max_length=6, num_beams=3)
+        found = beam_search(make_step_fn(model, params), cache, first, limits, search)
+        return found, search_without_cache(model, params, first, limits, search)
+
+    found, expected = both(loaded.params)
+    assert np.array_equal(found.tokens, expected.tokens)
+    assert_equal(found.log_probs, expected.log_probs)
+
+
+def test_the_members_of_an_ensemble_have_states_of_their_own(loaded, assert_equal):
+    members = [loaded.params, jax.tree.map(lambda leaf: 0.7 * leaf, loaded.params)]
+    both = dataclasses.replace(
+        loaded, model=jf.Ensemble(loaded.model), params=jf.stack_members(members)
+    )
+    prompts = PROMPTS[:3]
+    found = jf.complete_with_details(both, prompts, SAMPLING)
+    for prompt, completion in zip(prompts, found, strict=True):
+        ids = loaded.tokenizer.encode(prompt)
+        each = [
+            expected_log_probs(dataclasses.replace(loaded, params=member), ids, completion.ids)
+            for member in members
+        ]
+        assert_equal(completion.log_probs, np.log(np.mean(np.exp(each), axis=0)))
 
 
 class Mixing(nn.Module):
