@@ -1,16 +1,18 @@
 """Products of rows that are sorted by group with the matrices of their groups."""
 
 from functools import partial
+from importlib import import_module
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.experimental.pallas.ops.tpu.megablox.gmm import gmm, tgmm
 from jaxtyping import Float, Int
 
 from jaxformer.ops.dense import summed_in_float32
 from jaxformer.ops.manual_axes import varying_axes
 
+_MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
+"""JAX's kernels `gmm` and `tgmm`, imported when a call needs them: a later JAX may lack them."""
 _SUBLANES, _LANES = 16, 128
 """Rows of the smallest tile of 16-bit numbers, and its columns."""
 _TILES_OF_GROUP = 4
@@ -51,12 +53,24 @@ def _by_xla(rows: Array, matrices: Array, sizes: Array) -> Array:
 
 
 def _has_kernel(rows: Array, matrices: Array) -> bool:
-    """Whether the kernels compute these arrays.
+    """Whether this JAX has the kernels, and they compute these arrays.
 
     They have no types of axes along which arrays vary, and no indices of 64 bits.
     """
-    is_known = rows.dtype == matrices.dtype and rows.dtype in _DTYPES
-    return is_known and not varying_axes((rows, matrices)) and not jax.config.jax_enable_x64
+    if rows.dtype != matrices.dtype or rows.dtype not in _DTYPES:
+        return False
+    if varying_axes((rows, matrices)) or jax.config.jax_enable_x64:
+        return False
+    return _has_megablox()
+
+
+def _has_megablox() -> bool:
+    """Whether this JAX has the kernels."""
+    try:
+        import_module(_MEGABLOX)
+    except ImportError:
+        return False
+    return True
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -80,7 +94,7 @@ def _multiply(
     tile = _tile_of_rows(rows, len(matrices))
     padded = _pad_rows(rows, tile)
     with jax.default_matmul_precision(_precision(rows)):
-        out = gmm(
+        out = import_module(_MEGABLOX).gmm(
             padded,
             matrices,
             _with_last_group(sizes, len(padded)),
@@ -105,7 +119,7 @@ def _multiply_backward(
     tile = _tile_of_rows(rows, len(matrices))
     padded = _pad_rows(rows, tile)
     with jax.default_matmul_precision(_precision(rows)):
-        d_matrices = tgmm(
+        d_matrices = import_module(_MEGABLOX).tgmm(
             padded.T,
             _pad_rows(d_out, tile),
             _with_last_group(sizes, len(padded)),

@@ -1,5 +1,7 @@
 """Products of rows with the matrices of their groups, by a TPU's kernels, which are interpreted."""
 
+import sys
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -70,7 +72,8 @@ def test_a_product_with_types_of_varying_axes_is_left_to_xla(rng):
     np.testing.assert_allclose(mapped(rows, matrices, sizes), expected, atol=1e-5)
 
 
-def test_a_program_for_a_tpu_has_three_kernels_and_no_ragged_product(rng):
+def program_for_a_tpu(rng):
+    """The lowered gradient of a product of 16-bit numbers."""
     arrays = drawn(rng, *CALLS["numbers of 16 bits"])
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in arrays]
 
@@ -81,5 +84,15 @@ def test_a_program_for_a_tpu_has_three_kernels_and_no_ragged_product(rng):
     tpu = jax.sharding.AbstractDevice("TPU v5e", 1, "tpu")
     with jax.sharding.use_abstract_mesh(mesh.update(abstract_device=tpu)):
         traced = jax.jit(jax.grad(total, (0, 1))).trace(*shapes)
-        text = traced.lower(lowering_platforms=("tpu",)).as_text()
+        return traced.lower(lowering_platforms=("tpu",)).as_text()
+
+
+def test_a_program_for_a_tpu_has_three_kernels_and_no_ragged_product(rng):
+    text = program_for_a_tpu(rng)
     assert text.count("tpu_custom_call") == 3 and "ragged_dot" not in text
+
+
+def test_without_the_kernels_a_tpu_computes_the_ragged_product(rng, monkeypatch):
+    monkeypatch.setitem(sys.modules, "jax.experimental.pallas.ops.tpu.megablox.gmm", None)
+    text = program_for_a_tpu(rng)
+    assert "tpu_custom_call" not in text and "ragged_dot" in text
