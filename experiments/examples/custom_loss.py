@@ -30,8 +30,9 @@ def focal_loss(model: jf.DecoderOnly, *, gamma: float = 2.0) -> jf.Loss:
         segments = None if batch.segments is None else batch.segments[:, :-1]
         positions = None if batch.positions is None else batch.positions[:, :-1]
         # Dropout depends on the numbers of the examples, so that it is the same on any devices.
-        dropout_rng = None if rng is None else jf.DropoutRng(rng, batch.example_ids)
-        logits = model.apply(
+        examples = jnp.asarray(batch.example_ids)
+        dropout_rng = None if rng is None else jf.DropoutRng(rng, examples)
+        logits: Any = model.apply(
             {"params": params}, tokens, segments, positions, dropout_rng=dropout_rng
         )  # [B, T, V]
         nats = optax.softmax_cross_entropy_with_integer_labels(logits.astype(jnp.float32), labels)

@@ -1,5 +1,6 @@
 """Products of rows that are sorted by group with the matrices of their groups."""
 
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from importlib import import_module
 
@@ -59,7 +60,7 @@ def _has_kernel(rows: Array, matrices: Array) -> bool:
     """
     if rows.dtype != matrices.dtype or rows.dtype not in _DTYPES:
         return False
-    if varying_axes((rows, matrices)) or jax.config.jax_enable_x64:
+    if varying_axes((rows, matrices)) or jnp.result_type(int) == jnp.int64:
         return False
     return _has_megablox()
 
@@ -93,7 +94,7 @@ def _multiply(
         inputs, outputs = outputs, inputs
     tile = _tile_of_rows(rows, len(matrices))
     padded = _pad_rows(rows, tile)
-    with jax.default_matmul_precision(_precision(rows)):
+    with _precision(rows):
         out = import_module(_MEGABLOX).gmm(
             padded,
             matrices,
@@ -116,16 +117,17 @@ def _multiply_backward(
     interpret: bool, saved: tuple[Array, Array, Array], d_out: Array
 ) -> tuple[Array, Array, None]:
     rows, matrices, sizes = saved
+    inputs, outputs = matrices.shape[1:]
     tile = _tile_of_rows(rows, len(matrices))
     padded = _pad_rows(rows, tile)
-    with jax.default_matmul_precision(_precision(rows)):
+    with _precision(rows):
         d_matrices = import_module(_MEGABLOX).tgmm(
             padded.T,
             _pad_rows(d_out, tile),
             _with_last_group(sizes, len(padded)),
             matrices.dtype,
             # A tile is added up in float32.
-            (tile, *_tile_of_matrix(*matrices.shape[1:], jnp.dtype("float32").itemsize)),
+            (tile, *_tile_of_matrix(inputs, outputs, jnp.dtype("float32").itemsize)),
             num_actual_groups=len(matrices),
             interpret=interpret,
         )
@@ -135,9 +137,9 @@ def _multiply_backward(
 multiply_by_kernel.defvjp(_multiply_forward, _multiply_backward)
 
 
-def _precision(rows: Array) -> str | None:
-    """The precision of products in the kernels: those of 16-bit numbers have one alone."""
-    return "default" if rows.dtype.itemsize == 2 else jax.config.jax_default_matmul_precision
+def _precision(rows: Array) -> AbstractContextManager[None]:
+    """Sets the precision of products in the kernels: those of 16-bit numbers have one alone."""
+    return jax.default_matmul_precision("default") if rows.dtype.itemsize == 2 else nullcontext()
 
 
 def _with_last_group(sizes: Array, length: int) -> Array:
