@@ -11,6 +11,7 @@ from typing import ClassVar, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from flax.errors import ScopeCollectionNotFound
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxformer.config import TransformerConfig
@@ -72,10 +73,17 @@ class DecodingModel(Model):
     def empty_cache(self, batch_size: int, num_beams: int, max_length: int) -> Cache:
         """An empty cache without an encoder; each block makes what its layer keeps.
 
-        No block reads a parameter for it, so a model without parameters has a cache too.
+        A model without parameters has one too. Raises `ConfigError` where a block reads a parameter
+        for it, or makes one in its `setup`.
         """
         if self.scope is None:
-            return self.bind({}).empty_cache(batch_size, num_beams, max_length)
+            try:
+                return self.bind({}).empty_cache(batch_size, num_beams, max_length)
+            except ScopeCollectionNotFound as error:
+                raise ConfigError(
+                    "a block of this model needs its parameters for an empty cache: give "
+                    'model.bind({"params": params}).init_cache(...)'
+                ) from error
         config, sizes = self.config, (batch_size, num_beams, max_length)
         make_default = partial(empty_layer, config, *sizes)
         layers = self.decoder.init_layers(make_default, *sizes, config.d_model)

@@ -24,7 +24,7 @@ from jaxformer.config.transformer import check_window_positions
 from jaxformer.errors import ConfigError
 from jaxformer.nn.attention import MultiHeadAttention
 from jaxformer.nn.blocks import Block
-from jaxformer.nn.cache import Cache, LayerCache, repeat_layer
+from jaxformer.nn.cache import Cache, LayerCache
 from jaxformer.nn.checked_module import CheckedModule
 from jaxformer.nn.dense import Initializer
 from jaxformer.nn.dropout import Dropout
@@ -184,9 +184,16 @@ class Stack(CheckedModule):
                 return block.init_cache(batch_size, num_beams, max_length, d_model)
             return make_default()
 
-        if self.scan:
-            return repeat_layer(init_layer(self.stacked_blocks), self.num_layers, stacked=True)
-        return tuple(map(init_layer, self.blocks))
+        if not self.scan:
+            return tuple(map(init_layer, self.blocks))
+        # Each layer with its own parameters: a state may begin with some of them.
+        of_layers = nn.vmap(
+            lambda block, layer: init_layer(_with_number(block, layer)),
+            variable_axes=_LAYER_AXIS["variable_axes"],
+            split_rngs=_LAYER_AXIS["split_rngs"],
+            axis_size=self.num_layers,
+        )
+        return (of_layers(self.stacked_blocks, jnp.arange(self.num_layers)),)
 
     def encoder_keys_values(self, x: Float[Array, "B S D"]) -> tuple[tuple[Array, Array], ...]:
         """Each block's cross-attention keys and values of the encoder's output `x`."""

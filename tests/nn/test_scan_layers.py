@@ -131,6 +131,13 @@ def test_a_block_that_uses_its_number_decodes_as_it_trains(
     assert_equal(decoded, whole, 1e-5)
 
 
+@pytest.mark.parametrize("scan_layers", [False, True])
+def test_an_empty_cache_without_the_parameters_that_a_block_makes_says_what_to_give(scan_layers):
+    model = jf.DecoderOnly(replace(GPT, scan_layers=scan_layers), block=Numbered)
+    with pytest.raises(jf.ConfigError, match="bind.*params"):
+        model.init_cache(3, max_length=5)
+
+
 def test_layers_do_not_start_equal():
     @jax.jit  # compiles the initializer of one matrix alone
     def kernel():
