@@ -106,7 +106,7 @@ class LinearAttention(jf.MultiHeadAttention):
     def __call__(
         self,
         x: jax.Array,
-        kv: None = None,
+        kv: Any = None,
         mask: jf.AttentionMask | None = None,
         *,
         rotation: Any = None,
@@ -122,10 +122,8 @@ class LinearAttention(jf.MultiHeadAttention):
         y, _ = self.read(x, self.init_cache(len(x), 1, 0, x.shape[-1]), mask)
         return y
 
-    def init_cache(
-        self, batch_size: int, num_beams: int, max_length: int, d_model: int
-    ) -> MatrixState:
-        """The state before the first token, of the same size for any `max_length`."""
+    def init_cache(self, batch_size: int, num_beams: int, max_length: int, d_model: int) -> Any:
+        """The `MatrixState` before the first token, of the same size for any `max_length`."""
         size = self.head_dim or d_model // self.num_heads
         shape = batch_size, num_beams, self.num_heads, size, self.value_head_dim or size
         return MatrixState(jnp.zeros(shape, jnp.float32))
@@ -133,13 +131,13 @@ class LinearAttention(jf.MultiHeadAttention):
     def decode(
         self,
         x: jax.Array,
-        layer_cache: MatrixState,
+        layer_cache: Any,
         mask: jf.AttentionMask,
         *,
         rotation: Any = None,
         bias: Any = None,
-    ) -> tuple[jax.Array, MatrixState]:
-        """The outputs of the tokens `x` [B*W, T, D] after those in `layer_cache`, and the new one.
+    ) -> tuple[jax.Array, Any]:
+        """The outputs of the tokens `x` [B*W, T, D] after the `MatrixState`, and the new one.
 
         A mask of beams says which keys a beam sees; here each beam has a state.
         """
@@ -210,8 +208,8 @@ class Pair(jf.Block):
         return {name: block.init_cache(*sizes) for name, block in parts.items()}
 
     def decode(
-        self, x: jax.Array, layer_cache: dict[str, Any], mask: Any, **inputs: Any
-    ) -> tuple[jax.Array, dict[str, Any]]:
+        self, x: jax.Array, layer_cache: Any, mask: Any, **inputs: Any
+    ) -> tuple[jax.Array, Any]:
         """As of `jf.Block`."""
         x, linear = self.linear.decode(x, layer_cache["linear"], mask, **inputs)
         x, softmax = self.softmax.decode(x, layer_cache["softmax"], mask, **inputs)

@@ -155,7 +155,7 @@ def write_greedily(
 ) -> jax.Array:
     """The new tokens [B, L] of the same texts, one for each call of the model."""
     batch, length = prompts.shape
-    cache = model.init_cache(batch, max_length=length + max_new_tokens)
+    cache: Any = model.init_cache(batch, max_length=length + max_new_tokens)
     if length > 1:
         variables = {"params": params}
         _, cache = model.apply(variables, prompts[:, None, :-1], cache, method="decode_step")
