@@ -43,6 +43,15 @@ def load(name: str) -> ModuleType:
         ) from error
 
 
+def is_there(name: str) -> bool:
+    """Whether the module `name` can be imported, such as an experimental one of JAX."""
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
+
+
 def packages_of(extra: str) -> str:
     """The names of the packages of an extra, as `pip install` takes them; "" if none are recorded.
 

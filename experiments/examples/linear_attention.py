@@ -50,7 +50,9 @@ def linear_attention(
 
     def in_chunks(x: jax.Array) -> jax.Array:
         """[B, T, ...] as [T / chunk, B, chunk, ...]; what is added changes no state."""
-        x = jnp.pad(x, [(0, 0), (0, count * chunk - length)] + [(0, 0)] * (x.ndim - 2))
+        widths = [(0, 0)] * x.ndim
+        widths[1] = (0, count * chunk - length)
+        x = jnp.pad(x, widths)
         return x.reshape(batch, count, chunk, *x.shape[2:]).swapaxes(0, 1)
 
     def step(state: jax.Array, of_chunk: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
@@ -64,7 +66,8 @@ def linear_attention(
         inside = jnp.einsum("btnh,bsnh,btsn,bsnv->btnv", q, k, weights, v)
         before = jnp.einsum("btnh,btn,bnhv->btnv", q, kept, state)
         added = jnp.einsum("bsnh,bsn,bsnv->bnhv", k, weights[:, -1], v)
-        return kept[:, -1, :, None, None] * state + added, inside + before
+        state = kept[:, -1, :, None, None] * state + added
+        return state, inside + before
 
     # Inside `jax.shard_map` a scan's first state has to vary along the same axes as its last.
     state, *arrays = vary_alike([x.astype(jnp.float32) for x in (state, q, k, v, log_decay)])

@@ -140,12 +140,15 @@ class MultiHeadAttention(CheckedModule):
         Each beam has up to `max_length` tokens, whose vectors have `d_model` numbers.
         """
         head_dim = self.head_dim or d_model // self.num_heads
-        shape = batch_size, max_length * num_beams, self.num_kv_heads or self.num_heads
-        keys, values = (
-            jnp.zeros((*shape, size), self.dtype)
-            for size in (head_dim, self.value_head_dim or head_dim)
+        return LayerCache.empty(
+            batch_size,
+            num_beams,
+            max_length,
+            kv_heads=self.num_kv_heads or self.num_heads,
+            key_size=head_dim,
+            value_size=self.value_head_dim or head_dim,
+            dtype=self.dtype,
         )
-        return LayerCache.create(keys, values, num_beams)
 
     def decode(
         self,

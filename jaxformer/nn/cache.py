@@ -60,6 +60,23 @@ class LayerCache(struct.PyTreeNode):
         ones = tuple(axis for axis in (0, 1) if key.shape[axis] == 1)
         return cls(key.squeeze(ones), value.squeeze(ones), (key.shape[0], key.shape[1]), slots)
 
+    @classmethod
+    def empty(
+        cls,
+        batch_size: int,
+        num_beams: int,
+        max_length: int,
+        *,
+        kv_heads: int,
+        key_size: int,
+        value_size: int,
+        dtype: Any,
+    ) -> "LayerCache":
+        """Zeros for up to `max_length` tokens of each of `num_beams` beams."""
+        shape = batch_size, max_length * num_beams, kv_heads
+        keys, values = (jnp.zeros((*shape, size), dtype) for size in (key_size, value_size))
+        return cls.create(keys, values, num_beams)
+
     @property
     def max_length(self) -> int:
         """L, the number of tokens of each beam that fit."""
@@ -180,7 +197,7 @@ class LayerState(struct.PyTreeNode):
         """The state in which beam w continues beam `parents[b, w]`; their number may change."""
 
         def move(x: jax.Array) -> jax.Array:
-            index = parents.reshape(*parents.shape, *[1] * (x.ndim - 2))
+            index = jnp.expand_dims(parents, range(2, x.ndim))
             return jnp.take_along_axis(x, index, axis=1)
 
         return jax.tree.map(move, self)
@@ -209,7 +226,7 @@ class Cache(struct.PyTreeNode):
     `beam_ancestors` [B, W, L]: which beam wrote token l of beam w; None: there is one beam.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=1)
-    >>> cache = init_cache(config, batch_size=2, num_beams=3, max_length=5)
+    >>> cache = jf.DecoderOnly(config).init_cache(batch_size=2, num_beams=3, max_length=5)
     >>> cache.max_length, cache.num_beams, int(cache.length)
     (5, 3, 0)
     >>> cache.reorder_beams(jnp.array([[0, 1], [2, 2]])).num_beams  # two beams continue
@@ -394,15 +411,16 @@ def init_cache(
     batch_size: int,
     num_beams: int,
     max_length: int,
-    layers: tuple[Any, ...] | None = None,
+    layers: tuple[Any, ...],
 ) -> Cache:
     """An empty cache for `batch_size` x `num_beams` sequences of up to `max_length` tokens.
 
-    `layers` are the empty parts of the decoder's layers, as `Stack.init_layers` makes them; None:
-    keys and values for each. Raises `ValueError` when learned positions end before `max_length`.
+    `layers` are the empty parts of the decoder's layers, as `Stack.init_layers` makes them. Raises
+    `ValueError` when learned positions end before `max_length`.
 
     >>> config = jf.TransformerConfig(11, d_model=8, d_ff=12, num_heads=2, num_decoder_layers=3)
-    >>> cache = init_cache(config, batch_size=5, num_beams=1, max_length=7)
+    >>> layer = empty_layer(config, batch_size=5, num_beams=1, max_length=7)
+    >>> cache = init_cache(config, 5, num_beams=1, max_length=7, layers=(layer,) * 3)
     >>> len(cache.layers), cache.layers[0].key.shape  # [B, K, H, L] of each layer
     (3, (5, 2, 4, 7))
     """
@@ -411,9 +429,6 @@ def init_cache(
             f"a cache of max_length={max_length} tokens was asked for, but the learned positions "
             f"end at max_len={config.max_len}: give a smaller max_length"
         )
-    if layers is None:
-        layer = empty_layer(config, batch_size, num_beams, max_length)
-        layers = repeat_layer(layer, config.num_decoder_layers, stacked=config.scan_layers)
     ancestors = None
     if num_beams > 1:
         shape = batch_size, num_beams, max_length
@@ -431,18 +446,16 @@ def init_cache(
 def empty_layer(
     config: TransformerConfig, batch_size: int, num_beams: int, max_length: int
 ) -> LayerCache:
-    """Zeros for the keys and values of a layer of the model of `config`."""
-    shape = batch_size, max_length * num_beams, config.kv_heads
-    sizes = config.key_size, config.value_size
-    keys, values = (jnp.zeros((*shape, size), config.dtype) for size in sizes)
-    return LayerCache.create(keys, values, num_beams)
-
-
-def repeat_layer(layer: Any, count: int, *, stacked: bool) -> tuple[Any, ...]:
-    """`count` copies of a layer's part of a cache: one each, or one whose arrays are stacked."""
-    if stacked:
-        return (jax.tree.map(lambda leaf: jnp.stack([leaf] * count), layer),)
-    return tuple(jax.tree.map(jnp.copy, layer) for _ in range(count))
+    """The empty keys and values of a layer of the model of `config`."""
+    return LayerCache.empty(
+        batch_size,
+        num_beams,
+        max_length,
+        kv_heads=config.kv_heads,
+        key_size=config.key_size,
+        value_size=config.value_size,
+        dtype=config.dtype,
+    )
 
 
 def fold_beams(

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int
 
+from jaxformer import optional_dependencies
 from jaxformer.ops.dense import summed_in_float32
 from jaxformer.ops.manual_axes import varying_axes
 
@@ -62,16 +63,7 @@ def _has_kernel(rows: Array, matrices: Array) -> bool:
         return False
     if varying_axes((rows, matrices)) or jnp.result_type(int) == jnp.int64:
         return False
-    return _has_megablox()
-
-
-def _has_megablox() -> bool:
-    """Whether this JAX has the kernels."""
-    try:
-        import_module(_MEGABLOX)
-    except ImportError:
-        return False
-    return True
+    return optional_dependencies.is_there(_MEGABLOX)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,7 @@ import pytest
 
 from experiments.harness import cli
 from jaxformer.checkpoint import Checkpoints
+from tests.configs import changed
 from tests.stored import stored
 
 SPEEDS = ("tokens_per_second", "mfu", "data_wait")
@@ -73,6 +75,19 @@ def bytes_of(folder: Path, step: int, tree: str = "params") -> bytes:
     """The parameters that a run saved after `step`, or another `tree` of its state."""
     leaves = jax.tree.leaves(stored(Checkpoints(folder / "checkpoints"), step, tree=tree))
     return b"".join(np.asarray(leaf).tobytes() for leaf in leaves)
+
+
+def assert_resumes_to_the_bit(command: Any, config: Any, folder: Path) -> None:
+    """A copy of the finished run in `folder`, resumed at step 2 of its 4, ends as it does.
+
+    `config` is the run's, and `command` the module that trained it.
+    """
+    copy = shutil.copytree(folder, folder.parent / "resumed")
+    shutil.rmtree(copy / "checkpoints" / "4")
+    again = call(command, changed(config, name="resumed"))
+    assert again.code == 0 and "from step 2 to 4" in again.out, again.err
+    assert bytes_of(copy, 4) == bytes_of(folder, 4)
+    assert metrics_of(copy) == metrics_of(folder)
 
 
 def metrics_of(folder: Path, name: str = "step") -> list[dict[str, Any]]:

@@ -1,13 +1,12 @@
 """A run with experts trains with its balance, resumes to the bit, is loaded and continues texts."""
 
 import json
-import shutil
 
 import jaxformer as jf
 from experiments.language_modelling import train
 from jaxformer.config import ExpertOptions
-from tests.experiments.commands import bytes_of, call, metrics_of
-from tests.experiments.tiny_runs import changed, language_config
+from tests.experiments.commands import assert_resumes_to_the_bit, metrics_of
+from tests.experiments.tiny_runs import language_config
 
 
 def test_a_run_with_experts_logs_its_balance_resumes_to_the_bit_and_continues_texts(tmp_path):
@@ -18,12 +17,7 @@ def test_a_run_with_experts_logs_its_balance_resumes_to_the_bit_and_continues_te
     assert lines and all(0.9 < line["balance"] < 5.0 for line in lines)
     stored = json.loads((whole / "config.json").read_text())["model"]["feed_forward"]["experts"]
     assert stored["type"] == "expert_options" and stored["shared_d_ff"] == 7
-    copy = shutil.copytree(whole, whole.parent / "resumed")
-    shutil.rmtree(copy / "checkpoints" / "4")
-    again = call(train, changed(config, name="resumed"))
-    assert again.code == 0 and "from step 2 to 4" in again.out, again.err
-    assert bytes_of(copy, 4) == bytes_of(whole, 4)
-    assert metrics_of(copy) == metrics_of(whole)
+    assert_resumes_to_the_bit(train, config, whole)
     loaded = jf.load(whole)
     assert loaded.model.config.feed_forward.experts == experts
     greedy = {"temperature": 0.0, "max_new_tokens": 5}

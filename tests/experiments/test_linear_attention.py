@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import shutil
 from functools import partial
 
 import jax
@@ -16,8 +15,8 @@ from experiments.language_modelling import train
 from jaxformer.decoding import SearchConfig, beam_search
 from jaxformer.nn.models import EncoderDecoder
 from tests.configs import small
-from tests.experiments.commands import bytes_of, call, metrics_of
-from tests.experiments.tiny_runs import changed, language_config
+from tests.experiments.commands import assert_resumes_to_the_bit
+from tests.experiments.tiny_runs import language_config
 from tests.pipelines.test_recurrent_blocks import search_without_cache
 from tests.two_processes import finished, start
 
@@ -312,12 +311,7 @@ def test_a_run_resumes_to_the_bit_is_loaded_and_continues_texts(tmp_path):
     sizes = {"model__num_decoder_layers": 2, "model__dropout_rate": 0.1}
     config = language_config(tmp_path, training__block=block, **sizes)
     whole = train.train(config).folder
-    copy = shutil.copytree(whole, whole.parent / "resumed")
-    shutil.rmtree(copy / "checkpoints" / "4")
-    again = call(train, changed(config, name="resumed"))
-    assert again.code == 0 and "from step 2 to 4" in again.out, again.err
-    assert bytes_of(copy, 4) == bytes_of(whole, 4)
-    assert metrics_of(copy) == metrics_of(whole)
+    assert_resumes_to_the_bit(train, config, whole)
     loaded = jf.load(whole, trust_code=True)
     greedy = {"temperature": 0.0, "max_new_tokens": 5}
     text = "the sun"

@@ -10,7 +10,6 @@ import pytest
 from jaxformer import AttentionMask, DecoderOnly
 from jaxformer.config import Linear, Rotary, WindowOptions
 from jaxformer.errors import ConfigError
-from jaxformer.nn.cache import init_cache
 from jaxformer.nn.norm import Norm
 from jaxformer.nn.recipe import make_stack
 from jaxformer.nn.stacked_blocks import unstack_blocks
@@ -61,7 +60,7 @@ def test_layers_with_a_window_are_rotated_by_their_own_base(scan, x, random_para
     assert_equal(found, expected)
     model = DecoderOnly(replace(both, num_decoder_layers=2))
     params = random_params(model, TOKENS)
-    whole, cache = model.apply({"params": params}, TOKENS), init_cache(model.config, B, 1, T)
+    whole, cache = model.apply({"params": params}, TOKENS), model.empty_cache(B, 1, T)
     step = jax.jit(partial(model.apply, method="decode_step"))
     for t in range(T):
         logits, cache = step({"params": params}, TOKENS[:, None, t : t + 1], cache)

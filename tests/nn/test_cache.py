@@ -11,7 +11,7 @@ import pytest
 from jaxformer.config import AttentionOptions
 from jaxformer.decoding import put_rows, take_rows
 from jaxformer.errors import ConfigError
-from jaxformer.nn.cache import LayerCache, LayerState, init_cache
+from jaxformer.nn.cache import LayerCache, LayerState
 from jaxformer.nn.models import DecoderOnly
 from tests.configs import small
 
@@ -26,7 +26,7 @@ def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
     The keys and values of a token are its number alone, so that what is read names its tokens.
     """
     config = replace(BASE, num_heads=2, head_dim=3)
-    cache, texts, count = init_cache(config, B, W, L), np.zeros((B, W, 0), int), 0
+    cache, texts, count = DecoderOnly(config).empty_cache(B, W, L), np.zeros((B, W, 0), int), 0
     for parents in ([[2, 0, 0, 1], [1, 1, 2, 0]], [[3, 1], [0, 2]], [[1, 1, 0], [0, 1, 1]]):
         written = count + 1 + np.arange(B * cache.num_beams * 2)
         count = written.max()
@@ -39,7 +39,7 @@ def test_a_cache_may_have_another_number_of_beams_after_reordering(rng):
 
 
 def test_a_token_after_an_ended_sentence_has_the_last_position_of_the_table():
-    cache = init_cache(BASE, B, 1, L).truncate(jnp.array([L - 1, 4]))
+    cache = DecoderOnly(BASE).empty_cache(B, 1, L).truncate(jnp.array([L - 1, 4]))
     assert np.array_equal(cache.positions(2), [[L - 1, L - 1], [4, 5]])
 
 
@@ -48,7 +48,9 @@ def test_sentences_move_between_caches_whatever_axes_are_left_out(batch, heads):
     """A cache of one sentence has no axis for it, nor one with one key head for the heads."""
     options = AttentionOptions(num_kv_heads=heads)
     config = replace(BASE, attention=options)
-    whole, one = (init_cache(config, n, W, L).truncate(jnp.zeros(n, int)) for n in (batch, 1))
+    whole, one = (
+        DecoderOnly(config).empty_cache(n, W, L).truncate(jnp.zeros(n, int)) for n in (batch, 1)
+    )
     one = jax.tree.map(lambda x: x + 1, one)
     put = put_rows(whole, np.array([1]), one)
     assert jax.tree.map(jnp.shape, put) == jax.tree.map(jnp.shape, whole)
@@ -61,10 +63,10 @@ def test_sentences_move_between_caches_whatever_axes_are_left_out(batch, heads):
 
 
 def test_sentences_of_a_new_cache_are_repeated_and_enter_with_lengths_of_their_own():
-    cache = init_cache(BASE, 2, 1, L)
+    cache = DecoderOnly(BASE).empty_cache(2, 1, L)
     assert take_rows(cache, np.array([1, 1, 0])).layers[0].key.shape[0] == 3
     with pytest.raises(ValueError, match="0 is a number.*cache.truncate"):
-        put_rows(cache, np.array([0]), init_cache(BASE, 1, 1, L))
+        put_rows(cache, np.array([0]), DecoderOnly(BASE).empty_cache(1, 1, L))
 
 
 @jax.jit
@@ -99,7 +101,7 @@ def test_a_state_of_ones_own_moves_with_its_beams_and_its_sentences(is_stacked, 
     axis = 1 if is_stacked else 0  # of the sentences
 
     def filled(lengths):
-        cache = init_cache(config, B, W, L).truncate(jnp.array(lengths))
+        cache = DecoderOnly(config).empty_cache(B, W, L).truncate(jnp.array(lengths))
         shape = (2, B, W) if is_stacked else (B, W)
         own = (Numbers(rng.random(shape), rng.random((*shape, 2, 3))) for _ in cache.layers)
         layers = zip(own, cache.layers, strict=True)
@@ -125,7 +127,7 @@ def test_a_state_of_ones_own_moves_with_its_beams_and_its_sentences(is_stacked, 
 
 
 def test_an_array_that_does_not_know_how_beams_move_is_refused():
-    cache = init_cache(BASE, B, W, L).replace(layers=(jnp.zeros((B, 5)),))
+    cache = DecoderOnly(BASE).empty_cache(B, W, L).replace(layers=(jnp.zeros((B, 5)),))
     for use in (lambda: cache.reorder_beams(jnp.zeros((B, W), int)), lambda: cache.can_truncate):
         with pytest.raises(ConfigError, match="Array.*LayerState"):
             use()
@@ -134,7 +136,9 @@ def test_an_array_that_does_not_know_how_beams_move_is_refused():
 def test_reordering_beams_moves_no_keys(rng):
     keys, values = rng.standard_normal((2, B, S, 2, 3), np.float32)
     encoder_kv = LayerCache.create(keys, values)
-    cache = init_cache(BASE, B, W, L).replace(encoder_kv=(encoder_kv,), length=np.int32(4))
+    cache = (
+        DecoderOnly(BASE).empty_cache(B, W, L).replace(encoder_kv=(encoder_kv,), length=np.int32(4))
+    )
     selected = cache.reorder_beams(jnp.array([[2, 0, 0], [1, 1, 2]]))
     assert selected.layers[0].key is cache.layers[0].key
     assert selected.encoder_kv[0] is encoder_kv and selected.length == 4

@@ -10,7 +10,6 @@ import pytest
 from jaxformer import DecoderOnly, TransformerConfig
 from jaxformer.config import AttentionOptions
 from jaxformer.decoding import SamplerInputs, SamplingConfig, SearchConfig, beam_search, sample
-from jaxformer.nn.cache import init_cache
 from jaxformer.pipelines import make_step_fn
 
 pytestmark = pytest.mark.usefixtures("optimized")
@@ -33,7 +32,7 @@ def compiled(num_kv_heads, rows, beams, layers):
     numbers = jnp.arange(rows)
 
     def write(params):
-        cache = init_cache(model.config, rows, beams, L)
+        cache = model.empty_cache(rows, beams, L)
         step = make_step_fn(model, params)
         if beams > 1:
             search = SearchConfig(beam_size=beams, max_new_tokens=L, eos=(1,))

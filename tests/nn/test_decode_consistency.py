@@ -12,7 +12,6 @@ import pytest
 
 import jaxformer as jf
 from jaxformer.config import with_fields
-from jaxformer.nn.cache import init_cache
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, EncoderOnly
 from jaxformer.ops import attention
 from tests.configs import small
@@ -326,7 +325,7 @@ def test_texts_of_different_lengths_are_continued_together(
 
 def test_a_cache_beyond_the_learned_positions_is_refused():
     with pytest.raises(ValueError, match="max_length=12 .* max_len=11"):
-        init_cache(replace(BASE, positions=jf.Learned()), B, W, 12)
+        DecoderOnly(replace(BASE, positions=jf.Learned())).empty_cache(B, W, 12)
 
 
 def test_a_cache_is_as_small_as_its_key_value_heads():
@@ -337,7 +336,7 @@ def test_a_cache_is_as_small_as_its_key_value_heads():
         value_head_dim=7,
         dtype="bfloat16",
     )
-    (layer,) = init_cache(config, B, W, L).layers
+    (layer,) = DecoderOnly(config).empty_cache(B, W, L).layers
     assert layer.key.shape == (B, 2, 10, W * L) and layer.value.shape == (B, 2, W * L, 7)
     assert {layer.key.dtype, layer.value.dtype} == {jnp.dtype("bfloat16")}
 
@@ -364,7 +363,7 @@ def test_a_compiled_step_traces_equal_blocks_once_and_others_each(block, random_
     config = replace(BASE, num_decoder_layers=3, num_encoder_layers=0, positions=jf.Rotary())
     model, tokens = DecoderOnly(config, attention_fn, block), jnp.array([[[3]], [[5]]])
     params = random_params(model, tokens[:, 0])
-    variables, cache = {"params": params}, init_cache(config, 2, 1, max_length=4)
+    variables, cache = {"params": params}, DecoderOnly(config).empty_cache(2, 1, max_length=4)
     expected = model.apply(variables, tokens[:, 0])
     traced.clear()
     step = jax.jit(partial(model.apply, method="decode_step"))

@@ -22,6 +22,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import pallas as pl
 from jaxtyping import Int32
 
+from jaxformer import optional_dependencies
 from jaxformer.ops.attention.kernel import (
     AMPERE,
     FLASH_RESIDUALS,
@@ -264,15 +265,6 @@ def _compiler_params() -> Any:
     return import_module(_BACKEND).CompilerParams(num_warps=8, num_stages=2)
 
 
-def _has_backend() -> bool:
-    """Whether this JAX has Pallas' Triton backend."""
-    try:
-        import_module(_BACKEND)
-    except ImportError:
-        return False
-    return True
-
-
 def _in_blocks(
     output: jax.ShapeDtypeStruct, size: int
 ) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
@@ -393,7 +385,7 @@ def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     if max(spec.key_size, spec.value_size) > 128:
         sizes = f"{spec.key_size} and {spec.value_size}"
         reasons.append(f"supports a head_dim of at most 128, not {sizes}")
-    if not _has_backend():
+    if not optional_dependencies.is_there(_BACKEND):
         reasons.append(f"needs Pallas' Triton backend, but JAX {jax.__version__} has none")
     return reasons
 
