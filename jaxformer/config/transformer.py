@@ -155,8 +155,8 @@ class ExpertOptions(Checked):
     it adds nothing to the others (Fedus et al. 2022). None: it takes all."""
     dispatch: Dispatch = "auto"
     """How tokens reach their experts: "dense" computes all experts of each token, "ragged" sorts
-    the tokens by expert, and "auto" chooses by the number of experts and the device. The function
-    is the same."""
+    the tokens by expert, and "auto" chooses by the number and size of the experts and the device.
+    The function is the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

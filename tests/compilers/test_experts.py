@@ -24,7 +24,7 @@ LAYERS, WIDTH, HIDDEN = CONFIG.num_decoder_layers, CONFIG.d_model, CONFIG.d_ff
 @pytest.fixture(scope="module")
 def step(tpu_devices):
     """The program of a step with gated experts, of which each device along "tensor" has half."""
-    options = ExpertOptions(EXPERTS, top_k=CHOSEN)
+    options = ExpertOptions(EXPERTS, top_k=CHOSEN, dispatch="ragged")
     config = replace(CONFIG, feed_forward=FeedForwardOptions("silu", gated=True, experts=options))
     mesh = make_mesh(f"fsdp={FSDP},tensor={TENSOR}", tpu_devices("v5e:2x4"))
     rows = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))

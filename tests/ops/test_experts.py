@@ -67,6 +67,31 @@ def test_each_way_computes_the_sum_of_the_chosen_experts(call, way, has_keep):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("experts", "size", "tensor", "is_sorted"),
+    [(4, 2048, 1, False), (16, 512, 2, False), (16, 512, 1, True), (16, 1024, 2, True)],
+)
+def test_experts_are_sorted_where_products_with_all_of_a_device_take_longer(
+    experts, size, tensor, is_sorted
+):
+    def leaf(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    def mix(layers, x, chosen, weights):
+        def only(rows, keep, multiply):
+            return multiply(rows, "up")
+
+        return mix_experts(only, layers, x, Choice(chosen, weights))
+
+    layers = {"up": ExpertLayer(leaf(jnp.float32, experts, size, size), None)}
+    tokens = leaf(jnp.float32, 2, 3, size)
+    choice = leaf(jnp.int32, 2, 3, 2), leaf(jnp.float32, 2, 3, 2)
+    mesh = jax.sharding.AbstractMesh((tensor,), ("tensor",), (jax.sharding.AxisType.Auto,))
+    with jax.sharding.use_abstract_mesh(mesh):
+        program = str(jax.make_jaxpr(mix)(layers, tokens, *choice))
+    assert ("ragged_dot" in program) == is_sorted
+
+
 @pytest.mark.parametrize("way", ["ragged", "room for all"])
 def test_the_gradient_is_that_of_the_dense_product(call, way):
     layers, x, choice, keep = call
