@@ -6,19 +6,21 @@ import re
 import sys
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import chain, zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
-from experiments.harness.runs import downloads, own_texts, source_kinds, sources
+from experiments.harness.runs import downloads, own_texts, sources
+from experiments.harness.runs.compact_lines import CompactLines
 from experiments.harness.runs.sample_tables import lines_digest
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.translation.grammar import make_corpus
 from experiments.translation.presets import DataConfig, Files
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import read_pairs, read_tab_pairs
+from jaxformer.text.data import iterate_tab_pairs, read_pairs
 
 GRAMMAR = Path(__file__).parent / "grammar"
 """The code and the tables of the built-in text `grammar`."""
@@ -27,8 +29,8 @@ GRAMMAR = Path(__file__).parent / "grammar"
 class Text(NamedTuple):
     """Parallel lines: `target[i]` translates `source[i]`."""
 
-    source: list[str]
-    target: list[str]
+    source: Sequence[str]
+    target: Sequence[str]
 
 
 class Corpus(NamedTuple):
@@ -56,10 +58,14 @@ def open_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
     read = functools.cache(lambda: _read(config))
 
     def train() -> Text:
-        return as_trained(read()[0], config)
+        text = read()[0]
+        if not config.lowercase:
+            return text
+        return Text(*(CompactLines(map(str.lower, side)) for side in text))
 
     def outline() -> dict[str, Any]:
-        return {"fingerprint": fingerprint(train()), "held_out": read()[1:]}
+        held_out = [[list(side) for side in part] for part in read()[1:]]
+        return {"fingerprint": fingerprint(train()), "held_out": held_out}
 
     names = [sources.identity(str(name), cache) for name in _sources(config)]
     fields = [config.train.source_field, config.train.target_field]
@@ -103,30 +109,51 @@ def fingerprint(text: Text) -> str:
 
 
 def read_files(files: Files) -> Text | None:
-    """The text of two files, or of one that holds both sides, or None where none are given.
-
-    Raises `ConfigError` for a target without a source, `DataError` where a side cannot be read or
-    the two differ in length.
-    """
+    """The text of `iterate_files` in two lists, or None where no files are given."""
     if not files.source and not files.target:
         return None
+    return Text(*map(list, _gathered(iterate_files(files))))
+
+
+def iterate_files(files: Files) -> Iterator[tuple[str, str]]:
+    """The pairs of two files, or of one that holds both sides, one after the other.
+
+    Raises `ConfigError` for a target without a source, `DataError` where a side cannot be read, the
+    two differ in length, or there is no pair.
+    """
     if not files.source:
         raise ConfigError(
             f"parallel text needs both files, but source='' and target={files.target!r} were given"
         )
-    fields = files.source_field, files.target_field
     if not files.target:
-        return Text(*sources.read_both(files.source, fields))
-    if source_kinds.kind_of(files.source) == source_kinds.kind_of(files.target) == "text":
-        return Text(*read_pairs(files.source, files.target))
-    sides = zip((files.source, files.target), fields, strict=True)
-    text = Text(*(list(sources.read_texts(*side)) for side in sides))
-    if len(text.source) != len(text.target):
-        raise DataError(
-            f"{files.source} has {len(text.source)} texts and {files.target} has {len(text.target)}"
-            ": text i of one must translate text i of the other"
-        )
-    return text
+        return sources.iterate_both(files.source, (files.source_field, files.target_field))
+    return _in_parallel(files)
+
+
+def _in_parallel(files: Files) -> Iterator[tuple[str, str]]:
+    """The texts of the source file, each with the text of the target file that translates it."""
+    source_texts = sources.read_texts(files.source, files.source_field)
+    target_texts = sources.read_texts(files.target, files.target_field)
+    count = 0
+    for source, target in zip_longest(source_texts, target_texts):
+        if source is None or target is None:
+            longer = count + 1 + sum(1 for _ in chain(source_texts, target_texts))
+            source_count, target_count = (count, longer) if source is None else (longer, count)
+            raise DataError(
+                f"{files.source} has {source_count} texts and {files.target} has {target_count}: "
+                "text i of one must translate text i of the other"
+            )
+        count += 1
+        yield source, target
+
+
+def _gathered(pairs: Iterable[tuple[str, str]]) -> Text:
+    """The `pairs` as a text, without a string for each line."""
+    source_lines, target_lines = CompactLines(), CompactLines()
+    for source, target in pairs:
+        source_lines.append(source)
+        target_lines.append(target)
+    return Text(source_lines, target_lines)
 
 
 def _read(config: DataConfig) -> Parts:
@@ -149,14 +176,13 @@ def _sources(config: DataConfig) -> Sequence[str | Path]:
 
 
 def _from_files(config: DataConfig) -> Parts:
-    text = read_files(config.train)
-    assert text is not None  # `config.train` names files
+    pairs = iterate_files(config.train)
     if config.validation != Files():
-        return text, _NOTHING, _NOTHING
-    train, validation = _split(text, 0.02, most=1_000)
+        return _gathered(pairs), _NOTHING, _NOTHING
+    train, validation = _split(pairs, 0.02, most=1_000)
     if not validation.source:
         raise DataError(
-            f"{config.train.source}: {len(text.source)} pairs are too few to set some aside for "
+            f"{config.train.source}: {len(train.source)} pairs are too few to set some aside for "
             "validation: give --data.validation.source FILE and --data.validation.target FILE"
         )
     return train, validation, _NOTHING
@@ -194,8 +220,8 @@ def _multi30k_files() -> list[Path]:
 
 def _tatoeba() -> Parts:
     # Split by English sentence: no test sentence is in the training text with another translation.
-    train, held_out = _split(Text(*read_tab_pairs(*_tatoeba_files())), 0.02)
-    validation, test = _split(held_out, 0.01)
+    train, held_out = _split(iterate_tab_pairs(*_tatoeba_files()), 0.02)
+    validation, test = _split(zip(*held_out, strict=True), 0.01)
     return train, _first_translations(validation), _first_translations(test)
 
 
@@ -210,21 +236,24 @@ BUILT_IN = {
 }
 
 
-def _split(text: Text, share: float, most: int | None = None) -> tuple[Text, Text]:
+def _split(
+    pairs: Iterable[tuple[str, str]], share: float, most: int | None = None
+) -> tuple[Text, Text]:
     """Training pairs, and pairs set aside: those whose source has a hash (0 to 1) below `share`.
 
     At most `most` sources are set aside; all pairs of one source stay together.
     """
-    kept, set_aside = Text([], []), Text([], [])
+    kept = CompactLines(), CompactLines()
+    set_aside = CompactLines(), CompactLines()
     chosen: set[str] = set()
-    for source, target in zip(*text, strict=True):
+    for source, target in pairs:
         number = int(hashlib.sha256(source.encode()).hexdigest()[:8], 16) / 2**32
         if number < share and (most is None or len(chosen) < most):
             chosen.add(source)
-        part = set_aside if source in chosen else kept
-        part.source.append(source)
-        part.target.append(target)
-    return kept, set_aside
+        source_lines, target_lines = set_aside if source in chosen else kept
+        source_lines.append(source)
+        target_lines.append(target)
+    return Text(*kept), Text(*set_aside)
 
 
 def _first_translations(text: Text) -> Text:

@@ -1,9 +1,10 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -37,7 +38,7 @@ S = TypeVar("S", SearchConfig, TranslationOptions)
 class Side:
     """The encoder of the lines of one side of the pairs."""
 
-    encode_batch: Callable[[list[str]], list[list[int]]]
+    encode_batch: Callable[[Sequence[str]], list[list[int]]]
     """The ids of each line, without EOS where the batches add it; none for a blank line."""
     vocab_size: int
 
@@ -163,10 +164,10 @@ def sides(
             rows = [[*row[: most - 1], *row[-1:]] if len(row) > most else row for row in rows]
         return rows if added is None else [row[:-1] for row in rows]
 
-    def read(lines: list[str]) -> list[list[int]]:
+    def read(lines: Sequence[str]) -> list[list[int]]:
         return ended(source_ids(lines, source, search, options), data.source_len)
 
-    def written(lines: list[str]) -> list[list[int]]:
+    def written(lines: Sequence[str]) -> list[list[int]]:
         return ended(target_ids(lines, target, search, options, first_ids(source)), data.target_len)
 
     two_sides = Side(read, source.vocab_size), Side(written, target.vocab_size)
@@ -263,7 +264,7 @@ def _train_tokenizers(config: TranslationConfig, read: Callable[[], Text], folde
     text, model, train = read(), config.model, partial(_train, config.data)
     with display.phase("training the tokenizer"):
         if model.source_vocab_size is None:
-            target = train([*text.source, *text.target], model.vocab_size)
+            target = train(chain(text.source, text.target), model.vocab_size)
         else:
             source = train(text.source, model.source_vocab_size)
             target = train(text.target, model.vocab_size)
@@ -285,10 +286,10 @@ def _encode(
             write_known_words(folder, text.source)
 
 
-def _train(data: DataConfig, lines: list[str], size: int) -> Tokenizer:
+def _train(data: DataConfig, lines: Iterable[str], size: int) -> Tokenizer:
     kind = data.tokenizer
-    if is_import_name(kind):
-        return tokenizers.require_standard_ids(import_by_name(kind, "tokenizer")(lines, size))
+    if is_import_name(kind):  # your own function may need a list
+        return tokenizers.require_standard_ids(import_by_name(kind, "tokenizer")([*lines], size))
     if kind == "characters":
         return tokenizers.train_characters(lines)
     if kind == "words":

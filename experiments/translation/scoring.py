@@ -317,7 +317,7 @@ def describe_scores(
     name: str,
     scores: dict,
     hypotheses: list[str],
-    references: list[str],
+    references: Sequence[str],
     language: str = "",
     tokenize: str | None = None,
 ) -> str:

@@ -95,7 +95,7 @@ def test_a_data_set_of_the_hub_is_read_from_a_folder_or_as_it_was_saved(records,
     (folder / "validation.jsonl").write_text(records.read_text())
     name = f"hf:{folder}@validation"
     assert list(sources.read_texts(name, "de")) == [b for _, b in PAIRS]
-    assert sources.read_both(name, ("en", "de"))[0] == [a for a, _ in PAIRS]
+    assert [a for a, _ in sources.iterate_both(name, ("en", "de"))] == [a for a, _ in PAIRS]
     cache = TextCache(tmp_path / "texts")
     assert sources.identity(name, cache) == sources.identity(name, cache)
     with pytest.raises(DataError, match="validation:0: there is no field 'text', but en, de"):
@@ -197,7 +197,7 @@ def given():
 def test_a_function_that_gives_no_pairs_is_named_with_what_it_gave(items, said, monkeypatch):
     monkeypatch.setattr(f"{__name__}.GIVEN", items)
     with pytest.raises(DataError, match=said):
-        sources.read_both(f"{__name__}:given", ("source", "target"))
+        list(sources.iterate_both(f"{__name__}:given", ("source", "target")))
 
 
 def test_a_file_that_is_there_is_no_function_whatever_its_name(tmp_path, monkeypatch):
@@ -274,4 +274,4 @@ def test_own_pairs_in_another_order_at_each_call_are_read_at_one_call(tmp_path, 
     train = opened.train()
     assert len(calls) == 1 and opened.fingerprint == lines_digest(*train)
     assert train == opened.train() and train.source == [text[::-1] for text in train.target]
-    assert sorted(train.source + opened.validation.source) == sorted(DOCUMENTS)
+    assert sorted([*train.source, *opened.validation.source]) == sorted(DOCUMENTS)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import shutil
+import tracemalloc
 from collections import Counter
 
 import pytest
@@ -167,3 +168,52 @@ def test_the_words_of_a_text_are_counted_as_its_lines_give_them(tmp_path):
     (tmp_path / "data").mkdir()
     corpus.write_known_words(tmp_path / "data", lines)
     assert corpus.read_known_words(tmp_path) == [word for word, _ in expected.most_common()]
+
+
+def many_pairs(folder, count):
+    """Files of `count` short pairs, among them blank lines and ones that end in CR or hold U+2028.
+
+    Some sources come again with another translation.
+    """
+    numbers = [i * i % 4_001 for i in range(count)]
+    source = [f"{'ab'[i % 2]} {n} \u2028{n % 7}" if n % 13 else "" for i, n in enumerate(numbers)]
+    target = [f"Ü{n}-{i % 17}\r" if n % 11 else f" {n}" for i, n in enumerate(numbers)]
+    paths = folder / "many.en", folder / "many.de"
+    for path, lines in zip(paths, (source, target), strict=True):
+        path.write_bytes("".join(f"{line}\n" for line in lines).encode())
+    return Files(*map(str, paths))
+
+
+def test_digests_ids_and_what_is_set_aside_stay_as_they_were_recorded(tmp_path):
+    """The recorded values are of a version that kept each line as a string of Python."""
+    data = DataConfig(train=many_pairs(tmp_path, 7_919), tokenizer="characters")
+    opened = open_corpus(data)
+    assert opened.fingerprint[:16] == "88b83d9aadee996c"
+    assert len(opened.validation.source) == 148
+    assert fingerprint(opened.validation)[:16] == "38b429bea0f48732"
+    grammar = PRESETS["grammar"]
+    config = dataclasses.replace(
+        grammar, data=data, runs=str(tmp_path), name="many", text_cache_dir="texts"
+    )
+    prepared = prepare(config, tmp_path / "translation" / "many")
+    ids = prepared.batches.source.fingerprint, prepared.batches.target.fingerprint
+    assert [x[:16] for x in ids] == ["b9ac5c154c71c809", "5f3efdf7f1c6bb64"]
+    assert prepared.batches.fingerprint[:16] == "ab36c11ee9f5cd4e"
+    lower = open_corpus(dataclasses.replace(data, tokenizer="bpe", lowercase=True))
+    assert lower.fingerprint[:16] == "4ced068b1980fba5"
+    assert lower.train() == Text(*([x.lower() for x in side] for side in opened.train()))
+
+
+def test_a_text_to_train_on_takes_little_more_memory_than_its_files(tmp_path):
+    files = many_pairs(tmp_path, 50_021)
+    size = sum(path.stat().st_size for path in tmp_path.glob("many.*"))
+    tracemalloc.start()
+    try:
+        train = open_corpus(DataConfig(train=files)).train()
+        held, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert len(train.source) == len(train.target) > 49_000
+    eight_bytes_a_line = 8 * 2 * len(train.source)
+    assert held < 1.3 * (size + eight_bytes_a_line), "strings of Python take five times as much"
+    assert peak < 2.3 * (size + eight_bytes_a_line)

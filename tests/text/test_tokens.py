@@ -95,9 +95,9 @@ def test_files_of_unequal_length_are_refused_with_both_counts(tmp_path):
 def test_tab_pairs_are_the_first_two_columns(tmp_path):
     (tmp_path / "ok.txt").write_bytes("Go.\tGeh!\tCC-BY\r\n\tü\n".encode())
     (tmp_path / "bad.txt").write_bytes(b"a\tb\n\t\nno tab\n")
-    assert data.read_tab_pairs(tmp_path / "ok.txt") == (["Go.", ""], ["Geh!", "ü"])
+    assert list(data.iterate_tab_pairs(tmp_path / "ok.txt")) == [("Go.", "Geh!"), ("", "ü")]
     with pytest.raises(DataError, match="bad.txt:3: .*source<TAB>target"):
-        data.read_tab_pairs(tmp_path / "bad.txt")
+        list(data.iterate_tab_pairs(tmp_path / "bad.txt"))
 
 
 def reference_pairs(source: bytes, target: bytes, longest: int) -> list[tuple[str, str]] | None:

@@ -1,6 +1,7 @@
 """Tables of a run's samples: tab-separated files, a line for each text."""
 
 import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from jaxformer import storage
@@ -8,14 +9,14 @@ from jaxformer import storage
 _LINES_AT_ONCE = 10_000
 
 
-def write_lines(path: str | Path, lines: list[str]) -> None:
+def write_lines(path: str | Path, lines: Sequence[str]) -> None:
     """Writes each of `lines` as one line of the file `path`, making its folder if need be."""
     path = storage.to_path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes("".join(one_line(line) + "\n" for line in lines).encode())
 
 
-def write_table(path: Path, columns: dict[str, list[str]]) -> None:
+def write_table(path: Path, columns: Mapping[str, Sequence[str]]) -> None:
     """Writes `columns`, equally long, to `path`: tab-separated, with their names first."""
     rows = [list(columns), *zip(*columns.values(), strict=True)]
     write_lines(path, ["\t".join(cell.replace("\t", " ") for cell in row) for row in rows])
@@ -28,7 +29,7 @@ def read_table(path: Path) -> dict[str, list[str]]:
     return {name: [row[i] for row in rows] for i, name in enumerate(names)}
 
 
-def lines_digest(*sides: list[str]) -> str:
+def lines_digest(*sides: Sequence[str]) -> str:
     """SHA-256 (hex) of all lines of parallel texts."""
     digest = hashlib.sha256()
     for side in sides:

@@ -6,7 +6,7 @@ them, processes would wait for each other for ever, or give results of each othe
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from experiments.harness.runs import distributed
@@ -62,7 +62,7 @@ def check_shared_folder(folder: Path, steps: Callable[[], Iterable[int]]) -> Non
     check_shared(describe)
 
 
-def described_lines(*sides: list[str]) -> str:
+def described_lines(*sides: Sequence[str]) -> str:
     """The number of lines of parallel texts, and a digest of all."""
     return f"{len(sides[0]):,} lines, SHA-256 {lines_digest(*sides)[:12]}"
 

@@ -21,7 +21,7 @@ from experiments.harness.runs.records import read_fields, text_of
 from experiments.harness.runs.source_kinds import kind_of
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.text.data import iterate_lines, read_tab_pairs
+from jaxformer.text.data import iterate_lines, iterate_tab_pairs
 
 
 def read_texts(name: str, field: str) -> Iterator[str]:
@@ -38,20 +38,21 @@ def read_texts(name: str, field: str) -> Iterator[str]:
     return (text for (text,) in _read(name, (field,)))
 
 
-def read_both(name: str, fields: tuple[str, str]) -> tuple[list[str], list[str]]:
+def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, str]]:
     """Source and target texts of `name`, which holds pairs; `fields` are their names in a record.
 
-    Raises `ConfigError` for a file of lines, `DataError` for what cannot be read.
+    Raises `ConfigError` for a file of lines or ids, `DataError` for what cannot be read, and where
+    there is no pair.
     """
-    pairs = list(iterate_both(name, fields))
-    if not pairs:
+    is_empty = True
+    for source, target in _read_both(name, fields):
+        is_empty = False
+        yield source, target
+    if is_empty:
         raise DataError(f"{name} gave no pair of texts: give at least one")
-    source, target = zip(*pairs, strict=True)
-    return list(source), list(target)
 
 
-def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]]:
-    """The pairs of `read_both`, one after the other."""
+def _read_both(name: str, fields: tuple[str, str]) -> Iterable[tuple[str, ...]]:
     if kind_of(name) == "text":
         raise ConfigError(
             f"parallel text needs both files, but source={name!r} and target='' were given: only "
@@ -62,8 +63,8 @@ def iterate_both(name: str, fields: tuple[str, str]) -> Iterator[tuple[str, ...]
             f"{name} holds ids, but pairs of texts are needed: only language modelling reads ids"
         )
     if kind_of(name) == "table":
-        return zip(*read_tab_pairs(name), strict=True)
-    return iter(_read(name, fields))
+        return iterate_tab_pairs(name)
+    return _read(name, fields)
 
 
 def identity(name: str, cache: TextCache) -> str:

@@ -1,6 +1,7 @@
 """Sums of each sentence from which a score of translations is computed."""
 
 from collections import Counter
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -14,8 +15,8 @@ from jaxformer.text.metrics import lowercased_tokens, make_bleu
 
 def translation_items(
     metric: str,
-    hypotheses: list[str],
-    references: list[str],
+    hypotheses: Sequence[str],
+    references: Sequence[str],
     language: str = "",
     tokenize: str | None = None,
 ) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:

@@ -16,10 +16,10 @@ from jaxformer.text.data.pairs import Bucket, PairBatches, PairIds, bucket_pairs
 from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import (
     iterate_lines,
+    iterate_tab_pairs,
     read_documents,
     read_lines,
     read_pairs,
-    read_tab_pairs,
 )
 from jaxformer.text.data.tokens import (
     Tokens,
@@ -51,11 +51,11 @@ __all__ = [
     "fill_rows",
     "iterate_lines",
     "iterate_once",
+    "iterate_tab_pairs",
     "open_tokens",
     "plan_buckets",
     "read_documents",
     "read_lines",
     "read_pairs",
-    "read_tab_pairs",
     "write_tokens",
 ]

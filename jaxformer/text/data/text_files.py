@@ -78,22 +78,19 @@ def read_pairs(
     return source, target
 
 
-def read_tab_pairs(path: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+def iterate_tab_pairs(path: str | os.PathLike[str]) -> Iterator[tuple[str, str]]:
     """The first two columns of a file of lines `source<TAB>target`; further columns are ignored.
 
     Raises `DataError` naming the first line with fewer than two columns, and as `iterate_lines`
     does.
     """
-    source, target = [], []
-    for number, line in enumerate(read_lines(path), start=1):
+    for number, line in enumerate(iterate_lines(path), start=1):
         columns = line.split("\t")
         if len(columns) < 2:
             raise DataError(
                 f"{path}:{number}: needed source<TAB>target, got no tab: {shorten(line)!r}"
             )
-        source.append(columns[0])
-        target.append(columns[1])
-    return source, target
+        yield columns[0], columns[1]
 
 
 def read_documents(

@@ -419,8 +419,10 @@ def _write_encoded(
     def parts() -> Iterator[tuple[np.ndarray, bool]]:
         start, done = True, 0
         for group in _groups(texts, lambda group, size: size >= _PART):
-            ids, size = _encode_group([text for text, _ in group], tokenizer, kept)
-            for row, (_, ends) in zip(ids, group, strict=True):
+            ids, lengths, size = _encode_group([text for text, _ in group], tokenizer, kept)
+            stops = np.cumsum(lengths).tolist()
+            for stop, length, (_, ends) in zip(stops, lengths.tolist(), group, strict=True):
+                row = ids[stop - length : stop]
                 if start and before:
                     row = np.concatenate([np.array(before, row.dtype), row])
                 if ends and after:
@@ -438,8 +440,11 @@ def _write_encoded(
 
 def _encode_group(
     texts: list[str], tokenizer: TextEncoder, kept: Path
-) -> tuple[list[np.ndarray], int]:
-    """The ids of each text, and the bytes of all; a whole part's are kept in `kept`."""
+) -> tuple[np.ndarray, np.ndarray, int]:
+    """The ids of all texts, the number of each text's, and the bytes of the texts.
+
+    They are kept in `kept` where the texts are a whole part.
+    """
     digest, size = hashlib.sha256(), 0
     for text in texts:
         raw = text.encode(errors="surrogatepass")  # the tokenizer refuses them by their place
@@ -448,16 +453,19 @@ def _encode_group(
     path = kept / f"{digest.hexdigest()}.npz"
     with suppress(OSError, ValueError, LookupError, EOFError, BadZipFile):
         with np.load(path) as stored:
-            return np.split(stored["ids"], np.cumsum(stored["lengths"])[:-1]), size
-    rows: list[np.ndarray] = []
+            return stored["ids"], stored["lengths"], size
+    blocks: list[np.ndarray] = []
+    counts: list[int] = []
     for batch in _groups(iter(texts), _is_batch):
-        rows += (np.array(row, np.uint32) for row in tokenizer.encode_batch(batch))
+        rows = [np.array(row, np.uint32) for row in tokenizer.encode_batch(batch)]
+        blocks.append(np.concatenate(rows))
+        counts += map(len, rows)
+    ids, lengths = np.concatenate(blocks), np.array(counts)
     if size >= _PART:
         kept.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished, open(unfinished, "wb") as file:
-            lengths = np.array([len(row) for row in rows])
-            np.savez(file, ids=np.concatenate(rows), lengths=lengths)
-    return rows, size
+            np.savez(file, ids=ids, lengths=lengths)
+    return ids, lengths, size
 
 
 def _parts(documents: Iterable[Iterable[str]]) -> Iterator[tuple[str, bool]]:

@@ -137,8 +137,11 @@ def train_characters(
     """
     _check_special_tokens(special_tokens)
     library = optional_dependencies.load("tokenizers")
-    characters = sorted(set().union(*_some_text(lines)))
-    vocabulary = {token: i for i, token in enumerate((*special_tokens, *characters))}
+    characters: set[str] = set()
+    for line in _some_text(lines):  # one at a time: a text may be larger than memory
+        characters.update(line)
+    tokens = [*special_tokens, *sorted(characters)]
+    vocabulary = {token: i for i, token in enumerate(tokens)}
     unknown = find_role("unk", special_tokens)
     tokenizer = library.Tokenizer(library.models.WordLevel(vocabulary, unk_token=unknown))
     tokenizer.pre_tokenizer = library.pre_tokenizers.Split(library.Regex(r"[\s\S]"), "isolated")
