@@ -20,6 +20,7 @@ from experiments.language_modelling.finetune_presets import PRESETS, FinetuneCon
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.presets import DataConfig
 from experiments.language_modelling.tasks import chat, classification, preference, spans, squad
+from experiments.language_modelling.tasks import rows as task_rows
 from experiments.language_modelling.tasks.chat_template import (
     PLAIN_TEMPLATE,
     ChatTemplate,
@@ -38,6 +39,7 @@ from jaxformer.text.tokenizers import (
     BOS,
     EOS,
     MASKED_SPECIAL_TOKENS,
+    Tokenizer,
     load_tokenizer,
     train_bpe,
     train_characters,
@@ -489,6 +491,71 @@ def test_labelled_text_that_cannot_be_used_is_refused(tmp_path, tokenizer):
         classification.facts(CAUSAL, tmp_path, tokenizer, [("a", "x"), ("a", "y")])
     with pytest.raises(DataError, match="no training text has the label 'c'"):
         classification.encode(CAUSAL, tokenizer, [("c", "sun")], ["a", "b"])
+
+
+class CountedTokenizer:
+    """A tokenizer of the library, and the most texts that it has encoded at once."""
+
+    def __init__(self, library):
+        self.library = library
+        self.most = 0
+
+    def encode_batch(self, texts):
+        self.most = max(self.most, len(texts))
+        return self.library.encode_batch(texts)
+
+
+def test_labelled_texts_are_encoded_in_blocks_that_change_no_row(tokenizer, monkeypatch):
+    items = [("ab"[n % 2], f"the {word}", word) for n, word in enumerate(WORDS[:11])]
+    labels = ["a", "b"]
+    whole = classification.encode(MASKED, tokenizer, items, labels).examples
+    counted = CountedTokenizer(classification.row_tokenizer(MASKED, tokenizer))
+    monkeypatch.setattr(classification, "row_tokenizer", lambda *_: counted)
+    monkeypatch.setattr(task_rows, "_TEXTS_AT_ONCE", 4, raising=False)
+    in_blocks = classification.encode(MASKED, tokenizer, items, labels).examples
+    assert counted.most == 4
+    for one, other in zip(whole, in_blocks, strict=True):
+        np.testing.assert_array_equal(one, other)
+        assert one is None or one.dtype == other.dtype
+
+
+def test_conversations_are_encoded_in_blocks_that_change_no_row(tokenizer, monkeypatch):
+    longer = changed(CAUSAL, model__max_len=103, data__seq_len=100)
+    template = ChatTemplate(PLAIN_TEMPLATE, special_names(tokenizer))
+    texts = [conversation(f"the {word}", f"is {word}") for word in WORDS[:11]]
+    pairs = [
+        preference.Pair(conversation("a", "b"), [x[-1]], [y[-1]])
+        for x, y in zip(texts[:7], texts[1:8], strict=True)
+    ]
+    whole = chat.encode(longer, tokenizer, texts, template).examples
+    whole_pairs = preference.encode(longer, tokenizer, pairs, template).examples
+    most = []
+    encode = Tokenizer.encode_with_special
+
+    def counted(self, texts):
+        most.append(len(texts))
+        return encode(self, texts)
+
+    monkeypatch.setattr(Tokenizer, "encode_with_special", counted)
+    monkeypatch.setattr(task_rows, "_TEXTS_AT_ONCE", 4, raising=False)
+    for one, other in (
+        *zip(whole, chat.encode(longer, tokenizer, texts, template).examples, strict=True),
+        *zip(
+            whole_pairs,
+            preference.encode(longer, tokenizer, pairs, template).examples,
+            strict=True,
+        ),
+    ):
+        np.testing.assert_array_equal(one, other)
+    assert max(most) == 4
+
+
+def test_a_text_without_tokens_for_its_letters_is_named_by_its_number(monkeypatch):
+    monkeypatch.setattr(task_rows, "_TEXTS_AT_ONCE", 2, raising=False)
+    letters = train_characters(["abc"], special_tokens=())
+    items = [("x", "a"), ("y", "b"), ("x", "c"), ("y", "ad"), ("x", "ba")]
+    with pytest.raises(DataError, match="^example 4: "):
+        classification.encode(CAUSAL, letters, items, ["x", "y"])
 
 
 # Answers in a text

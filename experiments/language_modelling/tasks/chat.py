@@ -22,6 +22,7 @@ from experiments.language_modelling.tasks.chat_template import (
     read_conversations,
 )
 from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
+from experiments.language_modelling.tasks.rows import in_blocks
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines.batching import pad_right
 from jaxformer.pretrained.hf_folder import locate
@@ -95,7 +96,7 @@ def encode_answers(
     items: Sequence[list[Message]],
     facts: ChatTemplate,
     first_answers: Sequence[int],
-) -> list[tuple[list[int], np.ndarray]]:
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """The first `length` + 1 ids of each conversation, and which labels [length] are of answers.
 
     Of a conversation the answers from the number in `first_answers` on count. Raises `DataError`
@@ -105,20 +106,23 @@ def encode_answers(
     for number, messages in enumerate(items, start=1):
         contents = [message["content"] for message in messages]
         check_messages(contents, tokenizer, f"conversation {number}: ")
-    texts = [facts.answers(messages) for messages in items]
-    written = (text[start:end] for text, spans in texts for start, end in spans)
+    answered = map(facts.answers, items)
+    written = (text[start:end] for text, spans in answered for start, end in spans)
     if all(tokenizer.find_special_name(answer) is None for answer in written):
         raise ConfigError(
             "the chat template ends no answer with a special token, so a model would never learn "
             "to stop: write eos_token after each message, or start from a model that has one"
         )
-    encoded = tokenizer.encode_with_special([text for text, _ in texts])
-    rows = []
-    for (ids, offsets), (_, spans), first in zip(encoded, texts, first_answers, strict=True):
-        starts = np.array([start for start, _ in offsets], np.int64)[: length + 1]
-        answers = [(starts >= start) & (starts < end) for start, end in spans[first:]]
-        learned = np.any(answers, axis=0)[1:]
-        rows.append((ids[: length + 1], np.pad(learned, (0, length - len(learned)))))
+    rows: list[tuple[np.ndarray, np.ndarray]] = []
+    for block in in_blocks(list(zip(items, first_answers, strict=True))):
+        texts = [facts.answers(messages) for messages, _ in block]
+        encoded = tokenizer.encode_with_special([text for text, _ in texts])
+        for (ids, offsets), (_, spans), (_, first) in zip(encoded, texts, block, strict=True):
+            starts = np.array([start for start, _ in offsets], np.int64)[: length + 1]
+            answers = [(starts >= start) & (starts < end) for start, end in spans[first:]]
+            learned = np.any(answers, axis=0)[1:]
+            row = np.array(ids[: length + 1], np.int32)
+            rows.append((row, np.pad(learned, (0, length - len(learned)))))
     return rows
 
 

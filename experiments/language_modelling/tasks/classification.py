@@ -1,5 +1,6 @@
 """Labels of texts, or of pairs of texts: `label<TAB>text` or `label<TAB>premise<TAB>hypothesis`."""
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.examples import snippets
 from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
 from experiments.language_modelling.tasks.rows import (
+    Row,
+    in_blocks,
     inputs,
     row_tokenizer,
     rows_of,
@@ -91,10 +94,29 @@ def encode(
         if label not in facts:
             raise DataError(f"no training text has the label {label!r}: leave its texts out")
     numbers = np.array([facts.index(label) for label, *_ in items], np.int32)
-    tokenizer.encode_batch([text for _, *texts in items for text in texts])  # or `DataError`
-    texts = [row[1] if len(row) == 2 else row[1:] for row in items]
-    encodings = row_tokenizer(config, tokenizer).encode_batch(texts)
-    return Encoded(items, rows_of(config, tokenizer, encodings, numbers))
+    library = row_tokenizer(config, tokenizer)
+    rows: list[Row] = []
+    for block in in_blocks(items):
+        check_readable(tokenizer, block, first=len(rows) + 1)
+        texts = [row[1] if len(row) == 2 else row[1:] for row in block]
+        rows += map(Row.of, library.encode_batch(texts))
+    return Encoded(items, rows_of(config, tokenizer, rows, numbers))
+
+
+def check_readable(tokenizer: Tokenizer, items: Sequence[Any], first: int) -> None:
+    """Raises `DataError`, naming the example, for a text that `tokenizer` cannot read.
+
+    The examples are numbered from `first` on.
+    """
+    with contextlib.suppress(DataError):
+        tokenizer.encode_batch([text for _, *texts in items for text in texts])
+        return
+    for number, (_, *texts) in enumerate(items, start=first):
+        for text in texts:
+            try:
+                tokenizer.encode(text)
+            except DataError as error:
+                raise DataError(f"example {number}: {error}") from error
 
 
 def outputs(model: Any) -> Callable[[Any, Any], Any]:

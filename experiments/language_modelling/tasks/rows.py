@@ -1,9 +1,9 @@
 """Texts as rows of ids for the models of several tasks."""
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -16,6 +16,10 @@ from jaxformer.text.tokenizers import Tokenizer
 
 if TYPE_CHECKING:
     import tokenizers
+
+Item = TypeVar("Item")
+
+_TEXTS_AT_ONCE = 1_000
 
 
 def write_facts(folder: Path, facts: Any) -> None:
@@ -63,24 +67,46 @@ def row_tokenizer(config: FinetuneConfig, tokenizer: Tokenizer) -> "tokenizers.T
     return library
 
 
+class Row(NamedTuple):
+    """The arrays [T] of a row: a tenth of the memory of the library's encoding."""
+
+    ids: np.ndarray
+    mask: np.ndarray
+    """True at tokens, False at padding."""
+    types: np.ndarray
+    """0 at tokens of the first text, 1 at tokens of the second."""
+
+    @classmethod
+    def of(cls, encoding: "tokenizers.Encoding") -> "Row":
+        """The arrays of an encoding."""
+        return cls(
+            np.array(encoding.ids, np.int32),
+            np.array(encoding.attention_mask, bool),
+            np.array(encoding.type_ids, np.int8),
+        )
+
+
+def in_blocks(items: Sequence[Item]) -> Iterator[Sequence[Item]]:
+    """`items` in blocks that are encoded at once: the encodings of all would need much memory."""
+    for start in range(0, len(items), _TEXTS_AT_ONCE):
+        yield items[start : start + _TEXTS_AT_ONCE]
+
+
 def rows_of(
-    config: FinetuneConfig,
-    tokenizer: Tokenizer,
-    encodings: Sequence["tokenizers.Encoding"],
-    labels: np.ndarray,
+    config: FinetuneConfig, tokenizer: Tokenizer, rows: Sequence[Row], labels: np.ndarray
 ) -> LabelledBatch:
-    """Rows as arrays, with token types where the model tells two texts apart by them.
+    """The rows as a batch, with token types where the model tells two texts apart by them.
 
     Raises `DataError` for a token that `tokenizer` has and the model lacks.
     """
-    tokenizer.check_ids([each.ids for each in encodings])
+    tokenizer.check_ids([row.ids for row in rows])
     has_types = config.objective == "masked" and config.model.embeddings.num_types > 1
-    count = len(encodings)
+    count = len(rows)
     return LabelledBatch(
-        np.array([each.ids for each in encodings], np.int32),
-        np.array([each.attention_mask for each in encodings], bool),
+        np.array([row.ids for row in rows]),
+        np.array([row.mask for row in rows]),
         labels,
         np.ones(count, bool),
         np.arange(count, dtype=np.int32),
-        np.array([each.type_ids for each in encodings], np.int32) if has_types else None,
+        np.array([row.types for row in rows], np.int32) if has_types else None,
     )

@@ -10,6 +10,7 @@ from flax import linen as nn
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.tasks.finetune_task import Encoded, FinetuneTask, Scored
 from experiments.language_modelling.tasks.rows import (
+    Row,
     inputs,
     row_tokenizer,
     rows_of,
@@ -73,7 +74,8 @@ def encode(
     rows = row_tokenizer(config, tokenizer)
     rows.enable_truncation(length, stride=doc_stride, strategy="only_second")
     frame = rows.num_special_tokens_to_add(True)
-    windows, answers, of, offsets = [], [], [], []
+    windows: list[Row] = []
+    answers, of, offsets = [], [], []
     for number, each in enumerate(items):
         asked = library.encode(each.question, add_special_tokens=False).offsets[: length // 2]
         room = length - frame - len(asked)
@@ -86,7 +88,7 @@ def encode(
         for window in (first, *first.overflowing):
             of_context = np.array([side == 1 for side in window.sequence_ids])
             places = np.where(of_context[:, None], np.array(window.offsets, np.int32), -1)
-            windows.append(window)
+            windows.append(Row.of(window))
             answers.append(_label(each, places))
             of.append(number)
             offsets.append(places)

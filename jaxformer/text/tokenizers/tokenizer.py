@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 
 from jaxformer import optional_dependencies
 from jaxformer.errors import ConfigError, DataError, shorten
@@ -268,12 +269,12 @@ class Tokenizer:
             )
         return index
 
-    def check_ids(self, rows: Sequence[Sequence[int]]) -> None:
+    def check_ids(self, rows: Sequence[Sequence[int] | Int[np.ndarray, " ids"]]) -> None:
         """Raises `DataError`, naming its text and its token, for an id that the model lacks."""
         if not self._has_more_ids:
             return
         for number, row in enumerate(rows, start=1):
-            index = max(row, default=0)
+            index = int(max(row, default=0))
             if index >= self.vocab_size:
                 raise DataError(
                     f"text {number} of {len(rows)} has the token "
