@@ -44,6 +44,19 @@ def test_a_log_that_was_silent_for_a_while_says_what_is_being_done(monkeypatch):
     assert second == "encoding  7 of 23 MB: 0 s so far"
 
 
+def test_a_line_of_a_log_has_at_most_80_columns(monkeypatch):
+    monkeypatch.setattr(display.Screen, "silence", 0.1)
+    stream = io.StringIO()
+    words = ["step 599,990/600,000", "loss 10.1234", "left 10:00:00", "tokens/s 1,234,567"]
+    with display.opened(stream) as screen, display.phase("training") as phase:
+        phase.show([*words, "memory 139.00 GB"], 599_990, 600_000)
+        screen.say(display.fitting([*words, "38.1% mfu", "memory 139.00 GB"], screen.width))
+        time.sleep(0.25)
+    logged, *silent, _ = stream.getvalue().splitlines()
+    assert logged == "  ".join([*words, "38.1% mfu"]) and len(logged) == 80
+    assert silent[0] == "  ".join(words[:3]) + ": 0 s so far"
+
+
 def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it():
     stream = Terminal()
     said = "[bold] is no markup, and a line that is longer than the terminal is not wrapped " * 2

@@ -163,7 +163,7 @@ def test_the_time_left_counts_pauses_once_one_was_timed_and_the_speed_leaves_the
                     clock.seconds += 130.0
                     jax.monitoring.record_event_duration_secs(COMPILED, 30.0)
     said = stream.getvalue()
-    assert "step 4/13  loss 2.0000  left 0:01:30  without evaluations  tokens/s 7\n" in said
+    assert "step 4/13  loss 2.0000  left 0:01:30 + evaluations  tokens/s 7\n" in said
     assert "translating 3 sentences: " in said
     # 7 steps of 10 seconds, one more pause, and two at the end, without its 30 s of compiling
     assert "step 6/13  loss 2.0000  left 0:06:10  tokens/s 7\n" in said

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TextIO
 
@@ -17,6 +17,8 @@ from jaxformer import optional_dependencies
 RULE = "-" * 20
 """The line printed between two texts."""
 
+_LOG_WIDTH = 80
+"""Columns of a line in a log that is cut to fit."""
 _BAR = 28
 """Columns of a terminal that a bar, its spinner and its time take."""
 
@@ -25,7 +27,8 @@ class Phase:
     """A phase that began when this was made, and how far it is."""
 
     def __init__(self, name: str, bars: Any = None):
-        self.name = self.text = name
+        self.name = name
+        self.words: Sequence[str] = (name,)
         self._start, self._bars = time.monotonic(), bars
         self._task = bars.add_task(name, total=None) if bars else None
 
@@ -37,12 +40,11 @@ class Phase:
     def show(self, words: Iterable[str], done: float, total: float) -> None:
         """Shows `words`, the first ones where there is no room for all, and done / total as a bar.
 
-        They are the phase's name from here on.
+        From here on they name the phase.
         """
-        words = list(words)
-        self.text = "  ".join(words)
+        self.words = list(words)
         if self._bars:
-            text = fitting(words, self._bars.console.width - _BAR)
+            text = fitting(self.words, self._bars.console.width - _BAR)
             self._bars.update(self._task, description=text, completed=done, total=total)
 
     def encoded(self, size: int, total: int) -> None:
@@ -76,9 +78,9 @@ class Screen:
                 self._bars = _make_bars(stream)
 
     @property
-    def width(self) -> int | None:
-        """The columns of a line on a terminal; None for a log, where a line may be long."""
-        return self._bars.console.width - 1 if self._bars else None
+    def width(self) -> int:
+        """The columns of a line that is cut to fit."""
+        return self._bars.console.width - 1 if self._bars else _LOG_WIDTH
 
     def say(self, text: str) -> None:
         """Prints `text`, above the bars; a terminal that is gone is no error."""
@@ -124,7 +126,9 @@ class Screen:
                 wait = self.silence
             elif self._phases:
                 phase, wait = self._phases[-1], 2 * wait
-                _print(f"{phase.text}: {phase.seconds:.0f} s so far", self.stream)
+                time_so_far = f": {phase.seconds:.0f} s so far"
+                words = fitting(phase.words, self.width - len(time_so_far))
+                _print(words + time_so_far, self.stream)
 
 
 def _print(text: str, stream: TextIO) -> None:
@@ -133,12 +137,12 @@ def _print(text: str, stream: TextIO) -> None:
         print(text, file=stream, flush=True)
 
 
-def fitting(words: Iterable[str], width: int | None) -> str:
-    """The first of `words` that fit into a line of `width` columns; all for None."""
+def fitting(words: Iterable[str], width: int) -> str:
+    """The first of `words` that fit into a line of `width` columns, at least one."""
     line = ""
     for word in words:
         longer = f"{line}  {word}" if line else word
-        if line and width is not None and len(longer) > width:
+        if line and len(longer) > width:
             break
         line = longer
     return line

@@ -131,6 +131,8 @@ class Pace:
     def left(self, step: int, total: int, pause_every: int) -> list[str]:
         """Words such as "left 0:01:40", estimated after `step` of `total`; [] before any is timed.
 
+        Before the first pause they are "left 0:01:40 + evaluations".
+
         The pauses to come are one every `pause_every` steps and two at the end. Each is taken to be
         as long as the last one, without the time that was spent compiling in it.
         """
@@ -140,10 +142,10 @@ class Pace:
         if self._pause is not None:
             pauses = total // pause_every - step // pause_every + 2
             seconds += self._pause * pauses
-        words = [f"left {datetime.timedelta(seconds=round(seconds))}"]
+        words = f"left {datetime.timedelta(seconds=round(seconds))}"
         if self._pause is None and 0 < pause_every <= total:
-            words.append("without evaluations")
-        return words
+            words += " + evaluations"
+        return [words]
 
     def _hear(self, event: str, duration_secs: float, **_: object) -> None:
         if event == _COMPILED:
