@@ -15,6 +15,7 @@ from scipy import stats
 from experiments.harness.results import tables
 from experiments.harness.results.comparing import compare as compare_runs
 from experiments.harness.results.groups import find_runs, group_runs
+from experiments.harness.results.run_facts import facts_of_sweep
 from experiments.harness.runs import bootstrap, intervals, rounding
 from experiments.harness.runs.sample_tables import read_table
 from experiments.translation.scoring import describe_scores
@@ -191,9 +192,70 @@ def test_conversations_in_other_tokens_are_not_compared_by_nats_a_token(tmp_path
         (run / "scores.json").write_text(json.dumps({name: scores[name] for name in kept}))
     with pytest.raises(DataError, match="different tokens, so loss cannot be compared"):
         compare_runs(runs)
-    for run in runs:  # other lengths of rows hide other tokens of a text
-        config = json.loads((run / "config.json").read_text())
-        (run / "config.json").write_text(json.dumps(config | {"objective": "masked"}))
+
+
+@pytest.fixture
+def masked_runs(tmp_path):
+    """Two masked models whose rows have other lengths, and so hide other tokens of a text."""
+    runs = [
+        write_language_run(tmp_path / "cells" / name, [3.0] * 12, [length] * 12)
+        for name, length in (("a", 64), ("b", 67))
+    ]
+    for run in runs:
+        scores = json.loads((run / "scores.json").read_text())
+        kept = ("text", "text_sha256", "tokens", "loss", "perplexity")
+        (run / "scores.json").write_text(json.dumps({name: scores[name] for name in kept}))
+        with_settings(run, objective="masked", data={"mask_prob": 0.15})
+        (run / "env.json").write_text("{}")
+        with_vocabulary(run, "same")
+    return runs
+
+
+def with_settings(run, **settings):
+    config = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps(config | settings))
+
+
+def with_vocabulary(run, text):
+    (run / "tokenizer").mkdir(exist_ok=True)
+    (run / "tokenizer" / "tokenizer.json").write_text(text)
+
+
+@pytest.mark.parametrize("metric", ["loss", "perplexity", "validation_loss"])
+def test_masked_models_are_compared_where_they_have_one_vocabulary(masked_runs, metric):
+    assert len(compare_runs(masked_runs, metric).groups) == 2
+    with_vocabulary(masked_runs[1], "other")
+    with pytest.raises(DataError, match=f"different tokens, so {metric} .*one tokenizer"):
+        compare_runs(masked_runs, metric)
+    with_vocabulary(masked_runs[1], "same")
+    with_settings(masked_runs[1], data={"mask_prob": 0.4})
+    with pytest.raises(DataError, match=f"0.15 of the tokens .* 0.4, so {metric} .*mask_prob"):
+        compare_runs(masked_runs, metric)
+
+
+def test_a_sweep_of_masked_models_with_other_vocabularies_has_no_best(masked_runs):
+    sweep = masked_runs[0].parent
+    (sweep / "sweep.json").write_text(json.dumps({"cells": {"a": {}, "b": {}}}))
+    assert facts_of_sweep(sweep)["score"] == "loss 3.0 in all"
+    with_vocabulary(masked_runs[1], "other")
+    assert facts_of_sweep(sweep)["score"] == "loss of different tokens"
+    left_out = compare_runs([sweep]).left_out
+    assert len(left_out) == 1 and "different tokens" in left_out[0]
+
+
+def test_translators_with_other_vocabularies_are_compared_by_their_text_alone(tmp_path):
+    lines = sentences(40, 1)
+    runs = [
+        write_run(tmp_path / name, worse(lines, 0.2, 2), lines, width=width)
+        for width, name in enumerate(("a", "b"))
+    ]
+    for run in runs:
+        (run / "weights.json").write_text(json.dumps({"steps": [7], "validation_loss": 1.5}))
+        with_vocabulary(run, "same")
+    assert len(compare_runs(runs, "validation_loss").groups) == 2
+    with_vocabulary(runs[1], "other")
+    with pytest.raises(DataError, match="different tokens, so validation_loss .*--metric bleu"):
+        compare_runs(runs, "validation_loss")
     assert len(compare_runs(runs).groups) == 2
 
 

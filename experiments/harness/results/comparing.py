@@ -255,11 +255,25 @@ def _difference_in_text(first: ScoredRun, run: ScoredRun, metric: str) -> str:
             f"{metric} of {first.folder} has the signature {first.signature}, that of "
             f"{run.folder} {run.signature}: score one of them again"
         )
-    if run.unit != first.unit:
-        has_bytes = "bits_per_byte" in read_result(run.folder).scores
-        cure = "give --metric bits_per_byte" if has_bytes else "give them one start and one length"
+    if run.unit.tokens != first.unit.tokens:
         return (
             f"{first.folder} and {run.folder} cut the text into different tokens, so {metric} "
-            f"cannot be compared: {cure}"
+            f"cannot be compared: {_comparable(run)}"
+        )
+    if run.unit.hidden != first.unit.hidden:
+        return (
+            f"{first.folder} predicts {first.unit.hidden} of the tokens and {run.folder} "
+            f"{run.unit.hidden}, so {metric} cannot be compared: give them one --data.mask_prob"
         )
     return ""
+
+
+def _comparable(run: ScoredRun) -> str:
+    """The advice where a run's score per token cannot be compared."""
+    scores = read_result(run.folder).scores
+    metric = next((x for x in ("bits_per_byte", "bleu", "chrf", "exact") if x in scores), "")
+    if metric:
+        return f"give --metric {metric}"
+    if run.unit.hidden:
+        return "give them one tokenizer, or compare them by a task that they learn (finetune)"
+    return "give them one start and one length"

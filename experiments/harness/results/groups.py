@@ -18,6 +18,7 @@ from experiments.harness.runs.translation_items import translation_items
 from jaxformer import storage
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.records import Record
+from jaxformer.text.tokenizers import digest
 
 SWEEP = "sweep.json"
 """The file in a sweep's folder that says what its cells are."""
@@ -167,6 +168,15 @@ def seed_of(folder: Path) -> int:
     return int(json.loads(settings_of(folder).get("training.seed", "0")))
 
 
+class TokenUnit(NamedTuple):
+    """The tokens that a score per token is a mean over; empty for any other score."""
+
+    tokens: str = ""
+    """The number of tokens of the text, or the digest of the vocabularies where it says nothing."""
+    hidden: str = ""
+    """The share of the tokens that a masked model predicts, as JSON."""
+
+
 class ScoredRun(NamedTuple):
     """A run, its score, and the score as a function of sums over the items of the test text.
 
@@ -182,8 +192,7 @@ class ScoredRun(NamedTuple):
     text: str
     digest: str
     signature: str
-    unit: str
-    """The number of tokens of the text, for scores per token; else ""."""
+    unit: TokenUnit
 
 
 def main_metric(*scores: Mapping[str, Any]) -> str:
@@ -215,7 +224,7 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
             "training first"
         )
     scores, known = result.scores, numbers(result.scores)
-    seed, unit = seed_of(folder), _unit(folder, metric, scores)
+    seed, unit = seed_of(folder), token_unit(folder, metric)
     if metric in result.validation:
         value = result.validation[metric]
         return ScoredRun(folder, seed, value, None, None, "validation", "", "", unit)
@@ -243,15 +252,20 @@ def read_scored(folder: Path, metric: str) -> ScoredRun:
     )
 
 
-def _unit(folder: Path, metric: str, scores: Mapping[str, Any]) -> str:
-    """The number of tokens of the text for a score per token; "" for any other score.
+def token_unit(folder: Path, metric: str) -> TokenUnit:
+    """The tokens that `metric` of the run in `folder` is a mean over.
 
-    The hidden tokens of a masked model are counted neither: rows of another length hide others.
+    A causal model's are counted. The number of hidden tokens of a masked model says nothing, since
+    rows of another length hide others, and a translator's are not counted: their vocabularies tell.
     """
-    if metric.removeprefix("validation_") not in ("loss", "perplexity") or "tokens" not in scores:
-        return ""
-    is_masked = settings_of(folder).get("objective") == '"masked"'
-    return "" if is_masked else str(scores["tokens"])
+    if metric.removeprefix("validation_") not in ("loss", "perplexity"):
+        return TokenUnit()
+    settings = settings_of(folder)
+    if settings.get("objective") == '"masked"':
+        return TokenUnit(digest(folder / "tokenizer"), settings.get("data.mask_prob", ""))
+    if "data.target_language" in settings:
+        return TokenUnit(digest(folder / "tokenizer"))
+    return TokenUnit(str(Record(folder / "scores.json").read_if_intact().get("tokens", "")))
 
 
 def item_sums(

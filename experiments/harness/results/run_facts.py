@@ -16,6 +16,7 @@ from experiments.harness.results.groups import (
     item_sums,
     main_metric,
     numbers,
+    token_unit,
 )
 from experiments.harness.results.plots import Interval, best_of
 from experiments.harness.runs import bootstrap, rounding
@@ -147,7 +148,10 @@ def facts_of_sweep(folder: Path) -> dict[str, str]:
 
 
 def _best_score(runs: Sequence[RunFacts]) -> str:
-    """The best mean over seeds among `runs`, and the settings that have it; "-" for none."""
+    """The best mean over seeds among `runs`, and the settings that have it; "-" for none.
+
+    Scores per token of runs with different tokens have no best.
+    """
     scores = {run.folder: numbers(run.scores) for run in runs}
     metric = main_metric(*scores.values())
     named = [
@@ -157,6 +161,8 @@ def _best_score(runs: Sequence[RunFacts]) -> str:
     ]
     if not named:
         return "-"
+    if len({token_unit(folder, metric) for folder in scores}) > 1:
+        return f"{quantity(metric).label} of different tokens"
     kind, best = quantity(metric), best_of(metric, named)
     first = best or named[0]
     value = f"{kind.label} {rounding.rounded(kind.scale * first.mean)}"
