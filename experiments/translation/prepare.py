@@ -77,6 +77,8 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
     with distributed.together():
         if distributed.is_first():
             _prepare(config, cache, corpus.train, wanted, folder, start is None)
+    validation, test = corpus.validation, corpus.test
+    del corpus  # the batches are planned without the training text in memory
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
     model, data = config.model, config.data
     if start is None:
@@ -91,9 +93,7 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         batch_size_multiple=data.batch_size_multiple * config.training.parts,
         special=sides(config, source_tokenizer, target_tokenizer)[1],
     )
-    return Prepared(
-        model, source_tokenizer, target_tokenizer, batches, corpus.validation, corpus.test
-    )
+    return Prepared(model, source_tokenizer, target_tokenizer, batches, validation, test)
 
 
 def with_start(config: TranslationConfig) -> TranslationConfig:
