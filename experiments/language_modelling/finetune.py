@@ -99,6 +99,7 @@ def train(
             batches=data.batches,
             evaluate=partial(evaluate, outputs, data),
             read_start=finetune_start.read_weights,
+            evaluates_adapters=True,
             origin={"tokenizer": tokenizer_digest(run.folder)},
         )
         run, step, state = training.start(run, task)

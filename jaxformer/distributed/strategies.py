@@ -5,6 +5,7 @@ import copy
 import math
 import operator
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -120,26 +121,33 @@ class Strategy:
         strategy.axes = parameter_axes(model, *inputs, method=method)
         return strategy
 
-    def init(self, make_state: Callable[[], Any]) -> Any:
-        """The state that `make_state()` returns, each part created on the device that keeps it.
+    def init(self, make_state: Callable[..., Any], *donated: Any) -> Any:
+        """The state `make_state(*donated)`, each part created on the device that keeps it.
 
-        The arguments of a `jax.tree_util.Partial` are data of the compiled program. Raises
-        `ConfigError` where the state is larger than the devices' memory.
+        The arguments of a `jax.tree_util.Partial` are data of the compiled program. The memory of
+        the arrays in `donated`, such as weights that were read for the state, becomes the state's
+        where type and sharding are the same; they cannot be read any more. Raises `ConfigError`
+        where the state is larger than the devices' memory.
         """
         if not isinstance(make_state, Partial):
             make_state = Partial(make_state)
         # XLA cannot divide a call of JAX's kernel among devices.
         with jax.set_mesh(self.mesh), threefry_kernel(self.mesh.size == 1):
-            abstract = self.abstract(make_state)
+            abstract = self.abstract(make_state, *donated)
             check_fits(abstract)
             shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-            return jax.jit(operator.call, out_shardings=shardings)(make_state)
+            numbers = range(1, 1 + len(donated))
+            create = jax.jit(operator.call, donate_argnums=numbers, out_shardings=shardings)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Some donated buffers were not usable")
+                return create(make_state, *donated)
 
-    def abstract(self, make_state: Callable[[], Any]) -> Any:
+    def abstract(self, make_state: Callable[..., Any], *arguments: Any) -> Any:
         """The result of `init` as `jax.ShapeDtypeStruct` with shardings, to restore into."""
         if not isinstance(make_state, Partial):
             make_state = Partial(make_state)
-        shapes = jax.eval_shape(operator.call, make_state)  # a trace that `init` finds again
+        # A trace that `init` finds again.
+        shapes = jax.eval_shape(operator.call, make_state, *arguments)
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
             shapes,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from jaxformer.config.checks import Count
 from jaxformer.nn.checked_module import CheckedModule
-from jaxformer.ops.dense import QuantizedMatrix, add_bias, dense
+from jaxformer.ops.dense import AdaptedMatrix, QuantizedMatrix, add_bias, dense
 
 Initializer = nn.initializers.Initializer
 
@@ -50,7 +50,11 @@ class Dense(CheckedModule):
             matrix = math.prod(inputs), math.prod(features)  # decides the deviation
             return self.kernel_init(key, matrix, dtype).reshape(shape)
 
-        kernel = float_or_quantized(self, "kernel", init, (*inputs, *features))
+        kernel: Any = self.get_variable("params", "kernel")
+        if isinstance(kernel, AdaptedMatrix):
+            kernel = nn.unbox(kernel)
+        else:
+            kernel = float_or_quantized(self, "kernel", init, (*inputs, *features))
         out = dense(x.astype(self.dtype), kernel, self.num_inputs).reshape(*lead, *features)
         if self.use_bias:
             bias = self.param("bias", nn.initializers.zeros, features, jnp.float32)

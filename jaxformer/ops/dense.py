@@ -50,20 +50,42 @@ class QuantizedMatrix:
         return jnp.take(self.values, ids, axis=0) * jnp.take(self.scale, ids)[..., None]
 
 
+@struct.dataclass
+class AdaptedMatrix:
+    """A matrix with a low-rank product beside it: matrix + scale a b (LoRA, Hu et al. 2022).
+
+    `a` [I, r] and `b` [r, O] are of all inputs and all outputs of `matrix`; `scale` is a number.
+    Products with it are added up, so that neither the sum of the two matrices nor its gradient,
+    which have the size of `matrix`, are in memory.
+    """
+
+    matrix: Array
+    a: Array
+    b: Array
+    scale: Array
+
+
 def dense(
-    x: Num[Array, "..."], kernel: Num[Array, "..."] | QuantizedMatrix, num_inputs: int = 1
+    x: Num[Array, "..."],
+    kernel: Num[Array, "..."] | QuantizedMatrix | AdaptedMatrix,
+    num_inputs: int = 1,
 ) -> Num[Array, "..."]:
     """The product of the last `num_inputs` axes of `x` with the first ones of `kernel`.
 
     The plain twin is `jnp.tensordot(x, kernel.astype(x.dtype), num_inputs)`: both give the same
     result to rounding. A `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one
-    axis, in float32.
+    axis, in float32. Of an `AdaptedMatrix` it is the sum of two products.
     """
     lead = x.shape[: x.ndim - num_inputs]
     size = math.prod(x.shape[x.ndim - num_inputs :])
     vectors = x.reshape(-1, size)
     if isinstance(kernel, QuantizedMatrix):
         return int8_matmul(vectors, kernel).reshape(*lead, -1)
+    if isinstance(kernel, AdaptedMatrix):
+        a = kernel.a.reshape(*x.shape[x.ndim - num_inputs :], -1)
+        scaled = dense(x, a, num_inputs) * kernel.scale.astype(x.dtype)
+        out = dense(x, kernel.matrix, num_inputs)
+        return out + dense(scaled, kernel.b).reshape(out.shape)
     # Both become matrices: with more axes, XLA on a CPU copies the gradient to transpose it.
     matrix = kernel.astype(x.dtype).reshape(size, -1)
     positions = lead[-1] if lead else 1

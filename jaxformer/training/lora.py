@@ -10,13 +10,17 @@ model, loss, optimizer and strategy can be used:
     params = add_adapters(
         params, rng, rank=8, alpha=16.0, targets="attention/.*/kernel$", axes=axes
     )
-    step = make_train_step(adapter_loss(loss), freeze(optimizer, FROZEN))
+    step = make_train_step(adapter_loss(loss, axes=axes), freeze(optimizer, FROZEN))
 
-The product a b has the size of W. It is computed once in each part of a batch.
+Given `axes`, `adapter_loss` lets each dense layer multiply with W and with a and b, one after the
+other: neither a second W nor its gradient is in memory. Without them, and in other modules, W is
+replaced by the sum in each part of a batch.
 """
 
 import math
 import re
+from collections import defaultdict
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -27,6 +31,8 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import Axes
+from jaxformer.nn.dense import Dense
+from jaxformer.ops.dense import AdaptedMatrix
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import (
     ADAPTER_SUFFIX,
@@ -75,10 +81,19 @@ def add_adapters(
             f"lora_targets={targets!r} matches no path of a matrix, such as "
             f"{', '.join(sorted(matrices)[:3])}: give another regular expression"
         )
+    keys = jax.vmap(partial(jax.random.fold_in, rng))(jnp.arange(len(chosen)))
+    alike = defaultdict[Any, list[int]](list)
     for number, path in enumerate(chosen):
-        key = jax.random.fold_in(rng, number)
-        adapter = _adapter(matrices[path], leaves[path], key, rank, alpha)
-        leaves |= {f"{path}{ADAPTER_SUFFIX}/{name}": leaf for name, leaf in adapter.items()}
+        leaf = leaves[path]
+        alike[leaf.shape, leaf.dtype, matrices[path].matrix_shape(leaf.shape)].append(number)
+    for numbers in alike.values():
+        first = chosen[numbers[0]]
+        draw = partial(_draw_inputs, matrices[first], leaves[first], rank)
+        # One program draws matrices of one shape: one for each takes ten times as long to compile.
+        for number, a in zip(numbers, jax.vmap(draw)(keys[np.array(numbers)]), strict=True):
+            path = chosen[number]
+            adapter = _adapter(matrices[path], leaves[path], a, alpha)
+            leaves |= {f"{path}{ADAPTER_SUFFIX}/{name}": leaf for name, leaf in adapter.items()}
     return unflatten_dict(leaves, sep="/")
 
 
@@ -114,15 +129,51 @@ def adapters_of(params: Params) -> dict[str, Adapter]:
     return {path: Adapter(*parts.values()) for path, parts in found.items() if parts}
 
 
-def adapter_loss(loss: Loss, frozen: str = FROZEN) -> Loss:
-    """`loss` of the merged parameters; parameters whose path matches `frozen` get no gradient.
+def attach_adapters(params: Params, axes: ModelAxes) -> Params:
+    """`params` without adapters, in which each kernel of a `Dense` is an `AdaptedMatrix`.
+
+    The model computes with them as with the merged ones. `axes` come from `parameter_axes`. The
+    adapters of other modules' matrices, such as tables and experts, are merged.
+
+    >>> model, ids = jf.DecoderOnly(jf.GPT2), jnp.ones((1, 3), int)
+    >>> params = jax.eval_shape(model.init, jax.random.key(0), ids)["params"]
+    >>> axes = jf.parameter_axes(model)
+    >>> options = {"rank": 2, "alpha": 4.0, "targets": "feed_forward/", "axes": axes}
+    >>> adapt = lambda params, rng: attach_adapters(add_adapters(params, rng, **options), axes)
+    >>> params = jax.eval_shape(adapt, params, jax.random.key(0))
+    >>> kernel = params["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"]
+    >>> kernel.matrix.shape, kernel.a.shape, kernel.b.shape
+    ((768, 3072), (768, 2), (2, 3072))
+    """
+    leaves = _flatten(params)
+    attached = _without_adapters(leaves)
+    for path in attached:
+        adapter = _adapter_of(path, leaves)
+        if not adapter:
+            continue
+        if path in axes and axes[path].module is Dense:
+            attached[path] = AdaptedMatrix(attached[path], *adapter.values())
+        else:
+            attached[path] = _merged(attached[path], *adapter.values())
+    return unflatten_dict(attached, sep="/")
+
+
+def adapter_loss(loss: Loss, frozen: str = FROZEN, axes: ModelAxes | None = None) -> Loss:
+    """`loss` of adapted parameters; parameters whose path matches `frozen` get no gradient.
+
+    With `axes` of the model it gets the result of `attach_adapters`, which takes the memory of one
+    copy of the matrices; without them, as for a loss that reads parameters otherwise than by the
+    modules of its model, the merged parameters.
 
     >>> model = jf.DecoderOnly(jf.GPT2)
-    >>> loss = adapter_loss(jf.causal_loss(model))
+    >>> loss = adapter_loss(jf.causal_loss(model), axes=jf.parameter_axes(model))
     """
-    return freeze_gradient(
-        lambda params, batch, rng: loss(merge_adapters(params), batch, rng), frozen
-    )
+
+    def loss_of_adapted(params: Params, batch: Any, rng: jax.Array | None) -> Any:
+        adapted = merge_adapters(params) if axes is None else attach_adapters(params, axes)
+        return loss(adapted, batch, rng)
+
+    return freeze_gradient(loss_of_adapted, frozen)
 
 
 def replace_base(params: Params, base: Params) -> Params:
@@ -153,15 +204,21 @@ def _without_adapters(leaves: dict[str, Any]) -> dict[str, Any]:
     return {path: leaf for path, leaf in leaves.items() if path not in adapters}
 
 
-def _adapter(
-    axes: Axes, leaf: Any, rng: jax.Array, rank: int, alpha: float
-) -> dict[str, jax.Array]:
-    """The adapter of a matrix before the first step."""
-    inputs, outputs = axes.matrix_shape(leaf.shape)
-    stack = leaf.shape[: axes.num_stacked]
+def _draw_inputs(axes: Axes, leaf: Any, rank: int, rng: jax.Array) -> jax.Array:
+    """The matrix `a` of the adapter of `leaf` before the first step."""
+    inputs, _ = axes.matrix_shape(leaf.shape)
+    shape = *leaf.shape[: axes.num_stacked], inputs, rank
     limit = 1.0 / math.sqrt(inputs)
+    return jax.random.uniform(rng, shape, leaf.dtype, -limit, limit)
+
+
+def _adapter(axes: Axes, leaf: Any, a: jax.Array, alpha: float) -> dict[str, jax.Array]:
+    """The adapter of a matrix before the first step, with its drawn `a`."""
+    _, outputs = axes.matrix_shape(leaf.shape)
+    stack = leaf.shape[: axes.num_stacked]
+    rank = a.shape[-1]
     return {
-        "a": jax.random.uniform(rng, (*stack, inputs, rank), leaf.dtype, -limit, limit),
+        "a": a,
         "b": jnp.zeros((*stack, rank, outputs), leaf.dtype),
         "scale": jnp.full(stack, alpha / rank, leaf.dtype),
     }

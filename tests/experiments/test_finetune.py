@@ -263,12 +263,13 @@ def test_a_conversation_learned_with_adapters_is_exported_as_a_plain_model_and_a
 def test_a_folder_is_read_once_what_it_has_is_not_drawn_and_adapters_are_exported_alone(
     folder, files, tmp_path, monkeypatch
 ):
-    reads, programs = [], []
+    reads, programs, weights = [], [], []
     read_json, init = load_tokenizer._read_json, Strategy.init
 
-    def init_seen(self, make_state):
-        programs.append(jax.jit(operator.call).lower(make_state).as_text())
-        return init(self, make_state)
+    def init_seen(self, make_state, *donated):
+        programs.append(jax.jit(operator.call).lower(make_state, *donated).as_text())
+        weights.extend(jax.tree.leaves(donated))
+        return init(self, make_state, *donated)
 
     monkeypatch.setattr(load_tokenizer, "_read_json", lambda x: reads.append(x) or read_json(x))
     monkeypatch.setattr(Strategy, "init", init_seen)
@@ -277,6 +278,7 @@ def test_a_folder_is_read_once_what_it_has_is_not_drawn_and_adapters_are_exporte
     tuned = changed(config, training__lora_rank=3)
     run = finetune.train(tuned).folder
     assert len(reads) == 1, reads
+    assert weights and all(leaf.is_deleted() for leaf in weights), "the state has their memory"
     scratch = changed(config, name="scratch", task__from_scratch=True)
     finetune.train(scratch)
     assert ["erf_inv" in program for program in programs] == [False, True]

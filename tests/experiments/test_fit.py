@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import pytest
 
+import jaxformer as jf
 from experiments.harness.cli.exit_codes import exit_code
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.run_options import RunOptions
@@ -19,6 +20,7 @@ from experiments.harness.training.early_stopping import StoppingMetric
 from experiments.harness.training.final_weights import choose_weights
 from experiments.harness.training.fit import fit
 from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.parameters import evaluated_params
 from experiments.harness.training.task import Cost, EvaluationResult, Task
 from experiments.harness.training.training_config import OptimizerConfig, TrainingConfig
 from jaxformer.checkpoint import Checkpoints
@@ -26,6 +28,7 @@ from jaxformer.config import TransformerConfig
 from jaxformer.distributed import single
 from jaxformer.errors import CheckpointError, Diverged
 from jaxformer.pretrained.run_weights import weights_of
+from jaxformer.training import lora
 from jaxformer.training.train_step import init_train_state, make_train_step
 from tests.experiments.commands import metrics_of
 from tests.stored import stored
@@ -271,3 +274,21 @@ def test_a_resumed_training_compiles_its_step_once(tmp_path, compiled):
 
     fresh, resumed = placed(5), placed(8)
     assert fresh[0] == fresh[-1] and resumed[0] == resumed[-1] > 0, (fresh, resumed)
+
+
+def test_adapters_are_evaluated_in_their_matrices_which_stay_where_they_are(rng):
+    model = jf.DecoderOnly(jf.TransformerConfig(11, 6, 14, 2, num_decoder_layers=1))
+    ids = rng.integers(1, 11, (2, 5))
+    params = jax.jit(model.init)(jax.random.key(0), ids)["params"]
+    options = {"rank": 3, "alpha": 6.0, "targets": "kernel$", "axes": jf.parameter_axes(model)}
+    params = jf.add_adapters(params, jax.random.key(1), **options)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
+    run = SimpleNamespace(devices=single().for_model(model))
+    merged = evaluated_params(params, run, task_of())
+    apart = evaluated_params(params, run, task_of(evaluates_adapters=True))
+    matrix = params["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"]
+    assert apart["decoder"]["blocks_0"]["feed_forward"]["up"]["kernel"].matrix is matrix
+    logits = [jax.jit(model.apply)({"params": x}, ids) for x in (merged, apart)]
+    np.testing.assert_allclose(*logits, rtol=0, atol=1e-5)
+    base = model.apply({"params": lora.without_adapters(params)}, ids)
+    assert np.abs(base - logits[0]).max() > 0.1

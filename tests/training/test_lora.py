@@ -57,7 +57,8 @@ def adapted(random_params, model, inputs, targets=BLOCKS):
 def trained(params, loss, batch, axes, steps=3):
     """The state after `steps` steps, and the loss before and after them."""
     optimizer = make_optimizer(replace(RATES, freeze=FROZEN), axes=axes)
-    step = jax.jit(make_train_step(adapter_loss(loss), optimizer, grad_accumulation=2))
+    loss = adapter_loss(loss, axes=axes)
+    step = jax.jit(make_train_step(loss, optimizer, grad_accumulation=2))
     state = init_train_state(jax.tree.map(jnp.copy, params), optimizer, jax.random.key(1))
     losses = []
     for _ in range(steps):
@@ -129,7 +130,7 @@ def print_losses():
     optimizer = make_optimizer(replace(RATES, freeze=FROZEN), axes=axes)
     mesh = sharded(make_mesh("fsdp=2,tensor=2"), axes=axes)
     for devices, gather_at in ((single(), "step"), (mesh, "use")):
-        step = devices.step(adapter_loss(loss), optimizer, gather_at=gather_at)
+        step = devices.step(adapter_loss(loss, axes=axes), optimizer, gather_at=gather_at)
         state = init_train_state(jax.tree.map(jnp.copy, params), optimizer, jax.random.key(1))
         state, losses = devices.shard_state(state), []
         for _ in range(3):
@@ -145,6 +146,62 @@ def test_steps_on_a_mesh_are_those_of_one_device(assert_equal):
     one, divided = map(json.loads, done.out.splitlines())
     assert one[2] < one[0]
     assert_equal(divided, one)
+
+
+@pytest.mark.parametrize("scan_layers", [False, True])
+@pytest.mark.parametrize("targets", [BLOCKS, "table$|query/kernel$"])
+def test_the_gradient_of_adapters_beside_matrices_is_that_of_merged_ones(
+    random_params, rng, assert_equal, scan_layers, targets
+):
+    model, loss, batch, inputs = of_decoder(scan_layers=scan_layers, num_decoder_layers=2)
+    params = adapted(random_params, model, inputs, targets)
+    params = jax.tree.map(lambda x: x + 0.1 * rng.standard_normal(x.shape, np.float32), params)
+    axes = parameter_axes(model)
+
+    def gradient(axes):
+        def total(params):
+            return adapter_loss(loss, axes=axes)(params, batch, None)[0]
+
+        return jax.jit(jax.value_and_grad(total))(params)
+
+    (merged, expected), (beside, found) = gradient(None), gradient(axes)
+    assert_equal(beside, merged, 1e-6)
+    for path, leaf in flatten(expected).items():
+        assert_equal(flatten(found)[path], leaf, 1e-5)
+        assert bool(np.any(leaf)) == is_adapter(path), path
+
+
+@pytest.mark.parametrize(("scan_layers", "share"), [(False, 0.5), (True, 1.0)])
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_step_of_adapters_keeps_no_second_copy_of_the_matrices(scan_layers, share, parts):
+    model, loss, batch, inputs = of_decoder(
+        scan_layers=scan_layers, num_decoder_layers=3, d_model=192, d_ff=768
+    )
+    axes = parameter_axes(model)
+    options = {"rank": RANK, "alpha": 6.0, "targets": BLOCKS, "axes": axes}
+    optimizer = make_optimizer(replace(RATES, freeze=FROZEN), axes=axes)
+
+    def first_state():
+        params = model.init(jax.random.key(0), *inputs)["params"]
+        params = add_adapters(params, jax.random.key(5), **options)
+        return init_train_state(params, optimizer, jax.random.key(1))
+
+    state = jax.eval_shape(first_state)
+    base = sum(x.size * 4 for x in jax.tree.leaves(without_adapters(state.params)))
+    step = make_train_step(adapter_loss(loss, axes=axes), optimizer, grad_accumulation=parts)
+    memory = jax.jit(step, donate_argnums=0).lower(state, batch).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < share * base
+
+
+def test_each_adapter_is_drawn_from_a_key_of_its_own():
+    params = {f"q{i}": {"kernel": np.ones((5 + i % 2, 7), np.float32)} for i in range(5)}
+    rng = jax.random.key(3)
+    found = add_adapters(params, rng, rank=2, alpha=1.0, targets="kernel")
+    for number, path in enumerate(sorted(params)):
+        inputs, key = 5 + number % 2, jax.random.fold_in(rng, number)
+        limit = inputs**-0.5
+        expected = jax.random.uniform(key, (inputs, 2), jnp.float32, -limit, limit)
+        np.testing.assert_array_equal(found[path]["kernel_lora"]["a"], expected)
 
 
 def test_a_trained_adapter_is_in_the_folder_that_is_saved(random_params, tmp_path, assert_equal):

@@ -22,7 +22,6 @@ from experiments.harness.training.experiment_config import ConfigWithBatches, Ex
 from experiments.harness.training.first_contact import AutoAttention, FirstContact
 from experiments.harness.training.loss_options import nonzero_options
 from experiments.harness.training.training_config import (
-    LoraOptions,
     OptimizerConfig,
     TrainingConfig,
 )
@@ -114,15 +113,19 @@ def build_loss(
 
 
 def build_trained(
-    rates: OptimizerConfig, adapters: LoraOptions, loss: Loss, axes: ModelAxes | None
+    rates: OptimizerConfig,
+    training: TrainingConfig,
+    loss: Loss,
+    axes: ModelAxes | None,
 ) -> tuple[Loss, optax.GradientTransformation]:
     """The loss and the optimizer of the parameters that `rates.freeze` does not match.
 
-    With `adapters`, and without `rates.freeze`, they are the adapters' alone.
+    With adapters, and without `rates.freeze`, they are the adapters' alone. A loss of the user's
+    own, which may read parameters, gets the merged ones.
     """
-    if adapters.lora_rank:
+    if training.lora_rank:
         rates = replace(rates, freeze=rates.freeze or lora.FROZEN)
-        loss = lora.adapter_loss(loss, rates.freeze)
+        loss = lora.adapter_loss(loss, rates.freeze, None if training.loss else axes)
     elif rates.freeze:
         loss = freeze_gradient(loss, rates.freeze)
     return loss, build_optimizer(rates, axes=axes)

@@ -7,6 +7,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.quantities import described_score
 from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.parameters import evaluated_params
 from experiments.harness.training.task import Task
 from jaxformer.distributed import agreed
 from jaxformer.errors import Diverged
@@ -33,9 +34,11 @@ def choose_weights(run: OpenRun, task: Task) -> Any:
     chosen: _Candidate | None = None
     diverged: list[str] = []
     for steps in candidates:
-        params = run.checkpoints.average_params(
+        mean = run.checkpoints.average_unmerged(
             steps, tree=training.result_tree, shardings=run.devices.shardings
         )
+        params = evaluated_params(mean, run, task)
+        del mean  # merged parameters are other arrays
         names = ", ".join(map(str, steps))
         with display.phase(f"validating the weights of step {names}"):
             scores = task.evaluate(run, params, 0).scores

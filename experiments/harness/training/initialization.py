@@ -53,7 +53,7 @@ def first_state(run: OpenRun, task: Task, init: Callable[[], TrainState]) -> Tra
         with display.phase(f"reading {source}"):
             start = _read_start(run, task)
         with display.phase("creating the model"):
-            state = devices.init(Partial(_with_start, Partial(init), start))
+            state = devices.init(Partial(_with_start, Partial(init)), start)
         steps = start.steps
         lacking = without_adapters(state.params)
         names = [path for path in flatten(lacking) if path not in start.params]
@@ -131,8 +131,7 @@ def _with_start(init: Callable[[], TrainState], start: _Start) -> TrainState:
     """init() with the parameters of `start`, also in its moving average.
 
     While this is compiled, the random numbers of their first values are left out: nothing reads
-    them. The values are copied, because a step donates its state's buffers. Raises `ConfigError`
-    for parameters of other shapes.
+    them. Raises `ConfigError` for parameters of other shapes.
     """
     state = init()
     first = flatten(without_adapters(state.params))

@@ -6,14 +6,12 @@ from typing import Any
 import jax
 from flax import linen as nn
 
-from experiments.harness.training.training_config import (
-    LoraOptions,
-    TrainingConfig,
-)
+from experiments.harness.training.open_run import OpenRun
+from experiments.harness.training.task import Task
+from experiments.harness.training.training_config import LoraOptions
 from jaxformer.ops.attention import reference
 from jaxformer.training import lora
 from jaxformer.training.parameters import ModelAxes, flatten
-from jaxformer.training.train_step import TrainState
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
@@ -45,6 +43,8 @@ def describe_size(params: Any) -> str:
     return f"{total}, {trained:,} of them trained in adapters" if trained else total
 
 
-def result_params(state: TrainState, training: TrainingConfig) -> Any:
-    """The parameters of `state` that are evaluated: the tree `training.result_tree`, merged."""
-    return lora.merge_adapters(getattr(state, training.result_tree))
+def evaluated_params(params: Any, run: OpenRun, task: Task) -> Any:
+    """`params` as the `task` of `run` evaluates them: adapters in their matrices, or merged."""
+    if task.evaluates_adapters and run.devices.axes is not None:
+        return lora.attach_adapters(params, run.devices.axes)
+    return lora.merge_adapters(params)

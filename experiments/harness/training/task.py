@@ -54,6 +54,9 @@ class Task:
     """(run, placed batch) -> cost of a step: the share of padding, and the utilization."""
     read_start: Callable[[OpenRun], Any] | None = None
     """Reads the parameters that a run starts with, where they do not come from a run of the same
-    model; missing ones start anew, and None means random ones."""
+    model; missing ones start anew, and None means random ones. The state takes their memory."""
+    evaluates_adapters: bool = False
+    """Whether `evaluate` and the final score take adapters in their matrices (`attach_adapters`),
+    as functions do that only apply the model; False: merged, which are a second copy in memory."""
     origin: Mapping[str, Any] = field(default_factory=dict)
     """Metadata of every checkpoint besides the fingerprint of `batches`."""
