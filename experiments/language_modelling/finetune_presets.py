@@ -49,7 +49,12 @@ class FinetuneConfig(LanguageConfig):
     """A run RUNS/finetuning/NAME; model and tokenizer come from --init_from."""
 
     may_change: ClassVar[tuple[str, ...]] = LanguageConfig.may_change
-    from_start: ClassVar[tuple[str, ...]] = ("sampling", "completion")
+    from_start: ClassVar[tuple[str, ...]] = (
+        "sampling",
+        "completion",
+        "objective",
+        "data.isolate_documents",
+    )
     common_options: ClassVar[tuple[str, ...]] = (
         "name",
         "runs",

@@ -11,7 +11,7 @@ from experiments.harness.training.open_run import OpenRun
 from experiments.language_modelling import load_run
 from experiments.language_modelling.finetune_presets import FinetuneConfig
 from experiments.language_modelling.prepare import TOKENIZER
-from experiments.language_modelling.presets import LanguageConfig
+from experiments.language_modelling.presets import DataConfig, LanguageConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.pretrained import load_sampling_config
@@ -24,20 +24,26 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
 
     Dropout, dtype and initializer stay as in `config`, and so does sampling that is not the
     default. A run that has begun no longer needs what it started from. Raises `ConfigError` for a
-    run that starts from nothing.
+    run that starts from nothing, and for a setting that contradicts what it starts from.
     """
     folder = parent.start_folder(config, "finetuning")
     if folder is None:
         raise ConfigError("a fine-tuning starts from a model: give --init_from RUN")
     with display.phase(f"reading the sizes of {folder}"):
         loaded = load_run.read_start(folder)
-    model = loaded.model.config
     source, tokenizer = load_run.start_settings(config, loaded, folder, "finetuning")
+    _check_same(config, source, folder)
+    model = loaded.model.config
     if loaded.config is None and source.objective == "causal":
         sampling, completion = load_sampling_config(folder, model.max_len)
         source = replace(source, sampling=sampling, completion=completion)
     elif loaded.config is None and config.task.kind in ("classification", "pairs"):
         model = replace(model, pooler="tanh")  # published classifiers have one
+    if config.data.seq_len > model.max_len:
+        display.say(
+            f"rows have {model.max_len} tokens, not data.seq_len={config.data.seq_len}: the "
+            f"positions of {folder} end there"
+        )
     data = replace(
         config.data,
         tokenizer=tokenizer,
@@ -49,8 +55,35 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         for name in ("sampling", "completion")
         if getattr(config, name) == getattr(LanguageConfig, name)
     }
-    model = parent.with_sizes(config.model, model)
-    return replace(config, model=model, objective=source.objective, data=data, **settings)
+    return replace(
+        config,
+        model=parent.with_sizes(config.model, model),
+        training=parent.with_parts(config.training, config, folder, loaded),
+        objective=source.objective,
+        data=data,
+        **settings,
+    )
+
+
+def _check_same(config: FinetuneConfig, source: LanguageConfig, folder: Path) -> None:
+    """Raises `ConfigError` for a setting of `config` that is not that of `source` in `folder`.
+
+    A default stands for the setting of what the run starts from.
+    """
+    settings = {
+        "objective": (config.objective, source.objective, LanguageConfig.objective),
+        "data.isolate_documents": (
+            config.data.isolate_documents,
+            source.data.isolate_documents,
+            DataConfig.isolate_documents,
+        ),
+    }
+    for name, (given, there, default) in settings.items():
+        if given not in (there, default):
+            raise ConfigError(
+                f"{name} is {given} here, but {there} in {folder}, which this run starts from: "
+                "leave the option out"
+            )
 
 
 def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:

@@ -15,7 +15,14 @@ from experiments import runs as runs_command
 from experiments.harness import cli
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.training.rows import Rows, choose, predict, take
-from experiments.language_modelling import evaluate, export, finetune, generate
+from experiments.language_modelling import (
+    evaluate,
+    export,
+    finetune,
+    finetune_start,
+    generate,
+    train,
+)
 from experiments.language_modelling.finetune_presets import PRESETS, FinetuneConfig
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.presets import DataConfig
@@ -225,6 +232,39 @@ def test_a_classifier_of_a_run_learns_more_from_its_weights_and_is_exported(
     assert learned.scores["accuracy"] > 0.9
     loaded = load_run(learned.folder)
     assert isinstance(loaded.model, Classifier) and loaded.model.classes == 3
+
+
+def test_a_setting_that_contradicts_the_start_is_refused_and_shorter_rows_are_said(
+    folder, files, tmp_path, capsys
+):
+    config = config_of("chat", folder("causal"), files["chat"], tmp_path)
+    joined = changed(config, data__isolate_documents=False)
+    with pytest.raises(ConfigError, match=r"data\.isolate_documents is False here, but True in"):
+        finetune_start.with_start(joined)
+    longest = GPT.max_len
+    assert finetune_start.with_start(changed(config, data__seq_len=longest)).data.seq_len == longest
+    assert "rows have" not in capsys.readouterr().out
+    cut = finetune_start.with_start(changed(config, data__seq_len=longest + 1))
+    assert cut.data.seq_len == longest
+    said = capsys.readouterr().out
+    assert f"rows have {longest} tokens, not data.seq_len={longest + 1}" in said
+
+
+@pytest.mark.long
+def test_a_run_with_a_block_of_its_own_is_fine_tuned_with_that_block(
+    causal_run, files, tmp_path, capsys
+):
+    own = {"training__block": "tests.experiments.own_parts:OwnBlock", "runs": str(tmp_path)}
+    few = {"optimizer__total_steps": 2, "training__evaluate_every": 0}
+    parent = train.train(changed(causal_run.config, name="own", **own, **few)).folder
+    config = config_of("classification", parent, files["classification"], tmp_path, **few)
+    tuned = finetune.train(changed(config, data__seq_len=13)).folder
+    gain = "backbone/decoder/blocks_0/gain"
+    assert gain in flatten(stored(Checkpoints(tuned / "checkpoints"), 2))
+    capsys.readouterr()
+    other = changed(config, name="other", data__seq_len=13)
+    finetune.train(changed(other, training__block="jaxformer.nn.blocks:Block"))
+    assert f"not in this model, so they are left out: {gain}" in capsys.readouterr().out
 
 
 @pytest.mark.long

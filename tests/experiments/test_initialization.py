@@ -235,8 +235,8 @@ def test_an_option_that_the_weights_to_start_from_decide_is_refused_where_it_dif
 
 
 def test_a_default_that_leaves_the_setting_of_the_start_is_refused(capsys):
-    def parsed(module, word, value):
-        return cli.parse(module.PRESETS, ["--init_from", "a/folder", word, value])
+    def parsed(module, *words):
+        return cli.parse(module.PRESETS, ["--init_from", "a/folder", *words])
 
     for module, word, default, other in (
         (translation_presets, "--search.beam_size", "4", "5"),
@@ -247,3 +247,7 @@ def test_a_default_that_leaves_the_setting_of_the_start_is_refused(capsys):
         with pytest.raises(SystemExit):
             parsed(module, word, default)
         assert "is the default, with which a run has what" in capsys.readouterr().err
+    assert parsed(finetune_presets, "--data.no_isolate_documents")
+    with pytest.raises(SystemExit):
+        parsed(finetune_presets, "--data.isolate_documents")
+    assert "data.isolate_documents=True is the default" in capsys.readouterr().err

@@ -97,6 +97,22 @@ def test_what_is_logged_is_of_its_step_and_speeds_are_those_since_the_last_one(
     assert re.fullmatch(r"training: \d+\.\d s", ended)
 
 
+@pytest.mark.parametrize(("runs_ahead", "logged"), [(True, [0, 0, 1, 2]), (False, [0, 1, 2, 3])])
+def test_a_step_begins_before_or_after_the_last_one_is_logged(started, lines, runs_ahead, logged):
+    seen = []
+
+    def step(state, batch):
+        seen.append(len(lines))
+        return state, metrics()
+
+    with started(4, log_every=1, runs_ahead=runs_ahead) as progress:
+        announced = progress.announce(step)
+        for number in range(1, 5):
+            _, numbers = announced(None, jnp.ones(3))
+            progress.add(number, numbers)
+    assert seen == logged
+
+
 def test_rates_are_those_of_updates_and_sums_those_per_token(started, lines):
     with started(5, learning_rates=np.arange(5.0)) as progress:
         for step, skipped in enumerate((0, 0, 1, 1, 1), start=1):

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -106,15 +107,12 @@ def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None
     its setting, so it is refused, too.
     """
     start = getattr(config, "init_from", "")
-    for part in config.from_start if start else ():
-        chosen = getattr(config, part)
-        default = vars(type(chosen)())
-        for field, value in vars(chosen).items():
-            if f"{part}.{field}" in given and value == default[field]:
-                raise ConfigError(
-                    f"{part}.{field}={value!r} is the default, with which a run has what {start} "
-                    "says: leave the option out, or give another value"
-                )
+    for name, value in _defaults_from_start(config).items() if start else ():
+        if name in given:
+            raise ConfigError(
+                f"{name}={value!r} is the default, with which a run has what {start} says: leave "
+                "the option out, or give another value"
+            )
     parent = start or getattr(config, "continue_from", "")
     folder = split_step(parent)[0]
     names = [name for name in given if name.startswith("model.") or name == "data.tokenizer"]
@@ -133,6 +131,23 @@ def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None
                 f"{wrong[0]} is {ours[wrong[0]]} here, but {there} in {folder}, whose "
                 "weights this run starts from: leave the option out"
             )
+
+
+def _defaults_from_start(config: Any) -> dict[str, Any]:
+    """The settings of `config.from_start` that are their defaults, by their dotted names."""
+    defaults: dict[str, Any] = {}
+    for name in config.from_start:
+        *groups, last = name.split(".")
+        owner = functools.reduce(getattr, groups, config)
+        value: Any = getattr(owner, last)
+        is_part = dataclasses.is_dataclass(value)
+        if is_part:
+            usual = vars(type(value)())
+            fields = vars(value).items()
+            defaults |= {f"{name}.{field}": x for field, x in fields if x == usual[field]}
+        elif value == getattr(type(owner), last):
+            defaults[name] = value
+    return defaults
 
 
 def settings(config: Any, prefix: str = "") -> dict[str, Any]:

@@ -27,7 +27,7 @@ from experiments.harness.training.samples import sample_lines
 from experiments.harness.training.task import Cost, EvaluationResult, Task
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
-from jaxformer.distributed import agreed, assert_processes_agree
+from jaxformer.distributed import Strategy, agreed, assert_processes_agree
 from jaxformer.errors import CheckpointError
 from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.training.train_step import TrainState
@@ -83,6 +83,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 total,
                 lambda step, numbers: log.log(step, **numbers),
                 log_every=training.log_every,
+                runs_ahead=may_run_ahead(run.devices),
                 pause_every=training.evaluate_every,
                 learning_rates=learning_rates(config.optimizer),
                 peak=peak_of(run.devices, config.model.dtype).total,
@@ -155,6 +156,14 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         if stop:
             display.say(f"saved step {number} in {run.folder}: the same command goes on")
     return state
+
+
+def may_run_ahead(devices: Strategy) -> bool:
+    """Whether a step may be dispatched before the last one has ended.
+
+    Not on a CPU, which has nothing to wait for in between, and holds the temporary memory of both.
+    """
+    return devices.mesh.devices.item(0).platform != "cpu"
 
 
 def log_evaluation(

@@ -55,10 +55,13 @@ def first_state(run: OpenRun, task: Task, init: Callable[[], TrainState]) -> Tra
         with display.phase("creating the model"):
             state = devices.init(Partial(_with_start, Partial(init)), start)
         steps = start.steps
-        lacking = without_adapters(state.params)
-        names = [path for path in flatten(lacking) if path not in start.params]
+        first = flatten(without_adapters(state.params))
+        names = [path for path in first if path not in start.params]
         if start.params and names:
             display.say(f"not in {source}, so they start anew: {', '.join(names)}")
+        unused = sorted(start.params.keys() - first.keys())
+        if unused:
+            display.say(f"not in this model, so they are left out: {', '.join(unused)}")
     if steps:
         display.say(f"step {', '.join(map(str, steps))} of {source}")
     if distributed.is_first():

@@ -9,6 +9,7 @@ from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.shared_inputs import check_shared_folder
 from experiments.harness.training.experiment_config import ExperimentConfig
+from experiments.harness.training.training_config import TrainingConfig
 from jaxformer.config import TransformerConfig, dotted_fields, with_fields
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError
@@ -18,6 +19,7 @@ from jaxformer.pretrained.model_specs import TRAINING_ONLY
 from jaxformer.records import Record
 
 C = TypeVar("C", bound=ExperimentConfig)
+T = TypeVar("T", bound=TrainingConfig)
 
 
 def parent_of(config: ExperimentConfig) -> RunOptions | None:
@@ -40,15 +42,20 @@ def with_start(config: C, folder: Path, loaded: Loaded) -> C:
 
     Dropout, dtype and initializer stay as in `config`.
     """
-    training = config.training
-    if loaded.config is not None:
-        source = run_folder.load_config(folder, type(config)).training
-        block = source.block
-        if config.init_from and training.block:  # a block that the user gives may add parameters
-            block = training.block
-        training = replace(training, model=source.model, block=block)
     model = with_sizes(config.model, loaded.model.config)
+    training = with_parts(config.training, config, folder, loaded)
     return replace(config, model=model, training=training)
+
+
+def with_parts(training: T, config: ExperimentConfig, folder: Path, loaded: Loaded) -> T:
+    """The `training` of `config` with the model and the block of what is `loaded` from `folder`."""
+    if loaded.config is None:
+        return training
+    source = run_folder.load_config(folder, type(config)).training
+    block = source.block
+    if config.init_from and training.block:  # a block that the user gives may add parameters
+        block = training.block
+    return replace(training, model=source.model, block=block)
 
 
 def with_sizes(config: TransformerConfig, source: TransformerConfig) -> TransformerConfig:

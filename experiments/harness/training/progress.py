@@ -24,11 +24,12 @@ class Progress:
     """Logs every `log_every`-th step of `total` (0: only the last), and shows all on the screen.
 
     A step is fetched from the device when the next one has been dispatched: the next batch is built
-    and sent while the device computes this one. `log` gets the number of the step and its numbers,
-    which depend on this step alone, except for the speed: a resumed run logs the same. The speed
-    counts steps alone, without the first one of each shape of batch, which compiles, and without
-    what is done within `pause`. The time left counts the pauses to come, one every `pause_every`
-    steps and two at the end.
+    and sent while the device computes this one. Without `runs_ahead` the next one waits for it: a
+    CPU holds the temporary memory of every step that has been dispatched. `log` gets the number of
+    the step and its numbers, which depend on this step alone, except for the speed: a resumed run
+    logs the same. The speed counts steps alone, without the first one of each shape of batch, which
+    compiles, and without what is done within `pause`. The time left counts the pauses to come, one
+    every `pause_every` steps and two at the end.
     """
 
     def __init__(
@@ -37,6 +38,7 @@ class Progress:
         log: Callable[[int, Mapping[str, float]], None],
         *,
         log_every: int,
+        runs_ahead: bool = True,
         pause_every: int = 0,
         learning_rates: Float[np.ndarray, " updates"] | None = None,
         peak: float | None = None,
@@ -47,6 +49,7 @@ class Progress:
         """`learning_rates` has each update's rate, `peak` is the FLOP/s of all devices together."""
         self._total, self._log = total, log
         self._log_every, self._pause_every = log_every, pause_every
+        self._runs_ahead = runs_ahead
         self._learning_rates, self._peak, self._memory = learning_rates, peak, memory
         self._stream, self._clock = stream, clock
         self._pace = Pace(clock)
@@ -66,6 +69,8 @@ class Progress:
         def announced(state: Any, batch: Any) -> Any:
             shape = tuple(leaf.shape for leaf in jax.tree.leaves(batch))
             if shape in self._shapes:
+                if not self._runs_ahead:
+                    self.settle()
                 with self._pace.waiting():  # perhaps for other hosts
                     return step(state, batch)
             self.settle()
