@@ -8,7 +8,7 @@ parts of the results go back.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,9 +18,43 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.training.parameters import ModelAxes, Params, axes_of, flatten, map_with_path
 
-COEFFICIENTS = 3.4445, -4.7750, 2.0315
-"""a, b, c of an iteration X -> a X + b (X X') X + c (X X')^2 X (Jordan 2024)."""
-ITERATIONS = 5
+Coefficients = tuple[tuple[float, float, float], ...]
+"""a, b, c of each iteration X -> a X + b (X X') X + c (X X')^2 X."""
+
+CoefficientsName = Literal["standard", "dion", "polar_express"]
+
+_POLAR_EXPRESS = (
+    (8.28721201814563, -23.595886519098837, 17.300387312530933),
+    (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+    (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+    (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+    (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+)
+_SAFETY = 1.01  # room for rounding: they are made for singular values of up to 1
+
+NS_COEFFS: Mapping[CoefficientsName, Coefficients] = {
+    "standard": ((3.4445, -4.7750, 2.0315),) * 5,
+    "dion": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+    "polar_express": tuple(
+        (a / _SAFETY, b / _SAFETY**3, c / _SAFETY**5) for a, b, c in _POLAR_EXPRESS
+    ),
+}
+"""Five iterations each: Jordan 2024; Ahn et al. 2025, as in optax; Amsel et al. 2025.
+
+The singular values of a result are between these numbers where a matrix has none below 1/300 of its
+Frobenius norm; smaller ones become as much larger, and may stay below.
+
+| standard | dion | polar_express |
+|---|---|---|
+| 0.68 to 1.21 | 0.97 to 1.15 | 0.87 to 1.13 |
+"""
+
 _EPS = 1e-8
 
 
@@ -31,13 +65,16 @@ class MuonState(NamedTuple):
     mu: Params
 
 
-def scale_by_muon(momentum: float, axes: ModelAxes) -> optax.GradientTransformationExtraArgs:
-    """Gradients become Nesterov momentum that is orthogonalised.
+def scale_by_muon(
+    momentum: float, axes: ModelAxes, ns_coeffs: CoefficientsName = "standard"
+) -> optax.GradientTransformationExtraArgs:
+    """Gradients become Nesterov momentum that is orthogonalised by `NS_COEFFS[ns_coeffs]`.
 
     `axes` come from `parameter_axes`; all parameters are matrices. The plain twin is
     `optax.contrib.scale_by_muon`, whose results are the same to rounding. `update` takes `specs`,
     the `PartitionSpec` of each path on the current mesh; without it no device shares its work.
     """
+    coefficients = NS_COEFFS[ns_coeffs]
 
     def init(params: Params) -> MuonState:
         return MuonState(jnp.zeros((), jnp.int32), optax.tree.zeros_like(params))
@@ -56,29 +93,34 @@ def scale_by_muon(momentum: float, axes: ModelAxes) -> optax.GradientTransformat
         ahead = optax.tree.bias_correction(mu, momentum, optax.safe_increment(count))
         last = optax.tree.bias_correction(updates, momentum, count)
         nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, last)
-        return orthogonalize_tree(nesterov, axes, specs), MuonState(count, mu)
+        return orthogonalize_tree(nesterov, axes, coefficients, specs), MuonState(count, mu)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
 
 def orthogonalize_tree(
-    tree: Params, axes: ModelAxes, specs: Mapping[str, PartitionSpec] | None = None
+    tree: Params,
+    axes: ModelAxes,
+    coefficients: Coefficients,
+    specs: Mapping[str, PartitionSpec] | None = None,
 ) -> Params:
     """Each matrix of `tree` orthogonalised; see `scale_by_muon`."""
     leaves = flatten(tree)
     if specs and _mesh_sizes():
-        results = _orthogonalize_shared(leaves, axes, specs)
+        results = _orthogonalize_shared(leaves, axes, coefficients, specs)
     else:
         results = {}
         for path, leaf in leaves.items():
             parameter = axes_of(path, leaf, axes)
             stack = leaf.reshape(-1, *leaf.shape[parameter.num_stacked :])
-            result = orthogonalize(stack, len(parameter.inputs))
+            result = orthogonalize(stack, coefficients, len(parameter.inputs))
             results[path] = result.reshape(leaf.shape)
     return map_with_path(lambda path, _: results[path], tree)
 
 
-def orthogonalize(matrices: Float[Array, "M ..."], inputs: int = 1) -> Float[Array, "M ..."]:
+def orthogonalize(
+    matrices: Float[Array, "M ..."], coefficients: Coefficients, inputs: int = 1
+) -> Float[Array, "M ..."]:
     """Matrices whose singular values become about 1, by the iterations of Newton and Schulz.
 
     Each has its inputs in the first `inputs` dimensions after M, and its outputs in the others.
@@ -89,8 +131,7 @@ def orthogonalize(matrices: Float[Array, "M ..."], inputs: int = 1) -> Float[Arr
     if is_tall:  # X X' is then the smaller product
         x = x.mT
     x /= jnp.sqrt(jnp.sum(jnp.square(x), (1, 2), keepdims=True)) + _EPS
-    a, b, c = COEFFICIENTS
-    for _ in range(ITERATIONS):
+    for a, b, c in coefficients:
         square = x @ x.mT
         x = a * x + (b * square + c * square @ square) @ x
     if is_tall:
@@ -136,7 +177,10 @@ class _Member(NamedTuple):
 
 
 def _orthogonalize_shared(
-    leaves: Mapping[str, jax.Array], axes: ModelAxes, specs: Mapping[str, PartitionSpec]
+    leaves: Mapping[str, jax.Array],
+    axes: ModelAxes,
+    coefficients: Coefficients,
+    specs: Mapping[str, PartitionSpec],
 ) -> dict[str, jax.Array]:
     """Each matrix orthogonalised, the work shared among the devices of the mesh."""
     groups: dict[_Group, list[_Member]] = {}
@@ -158,7 +202,7 @@ def _orthogonalize_shared(
         paths = [member.path for member in members]
         exchanges = _exchanges((*group.rows.spec, *group.columns.spec), group.stack_axes)
         share = jax.shard_map(
-            partial(_orthogonalize_parts, group, members, exchanges),
+            partial(_orthogonalize_parts, group, members, exchanges, coefficients),
             in_specs=tuple(specs[path] for path in paths),
             out_specs=[specs[path] for path in paths],
             check_vma=False,
@@ -172,6 +216,7 @@ def _orthogonalize_parts(
     group: _Group,
     members: Sequence[_Member],
     exchanges: Sequence[Exchange],
+    coefficients: Coefficients,
     *parts: jax.Array,
 ) -> list[jax.Array]:
     """The parts of orthogonalised matrices, from a device's `parts` of the members of a group."""
@@ -181,7 +226,9 @@ def _orthogonalize_parts(
         stacks.append(
             _swap_sides(stack, len(group.columns.sizes)) if member.is_transposed else stack
         )
-    orthogonalize_rows = partial(orthogonalize, inputs=len(group.rows.sizes))
+    orthogonalize_rows = partial(
+        orthogonalize, coefficients=coefficients, inputs=len(group.rows.sizes)
+    )
     result = compute_shared(orthogonalize_rows, jnp.concatenate(stacks), exchanges)
     results = []
     start = 0
@@ -209,17 +256,17 @@ def compute_shared(
     """
     if not exchanges:
         return compute(matrices)
-    (axis, dimension), *rest = exchanges
+    (axis, dimension), *inner = exchanges
     if dimension is None:
-        return _compute_among_equals(compute, matrices, axis, rest)
+        return _compute_among_equals(compute, matrices, axis, inner)
     if len(matrices) == 1:  # to send it to one device and back would be twice the bytes
         whole = jax.lax.all_gather(matrices, axis, axis=dimension, tiled=True)
-        result = compute_shared(compute, whole, rest)
+        result = compute_shared(compute, whole, inner)
         return _part(result, dimension, jax.lax.axis_index(axis), jax.lax.axis_size(axis))
     # Without the barrier XLA for a CPU sends slices of transposed arrays, whose layouts differ.
     padded = jax.lax.optimization_barrier(_pad(matrices, jax.lax.axis_size(axis)))
     share = jax.lax.all_to_all(padded, axis, 0, dimension, tiled=True)
-    share = compute_shared(compute, share, rest)
+    share = compute_shared(compute, share, inner)
     return jax.lax.all_to_all(share, axis, dimension, 0, tiled=True)[: len(matrices)]
 
 
@@ -227,7 +274,7 @@ def _compute_among_equals(
     compute: Callable[[jax.Array], jax.Array],
     matrices: jax.Array,
     axis: str,
-    rest: Sequence[Exchange],
+    inner: Sequence[Exchange],
 ) -> jax.Array:
     """`compute_shared` along an axis whose devices all have the same.
 
@@ -238,10 +285,10 @@ def _compute_among_equals(
     divisors = [size for size in range(1, devices + 1) if devices % size == 0]
     size = min(divisors, key=lambda size: (-(-count // size), size))
     if size == 1:
-        return compute_shared(compute, matrices, rest)
+        return compute_shared(compute, matrices, inner)
     padded = _pad(matrices, size)
     share = _part(padded, 0, jax.lax.axis_index(axis) % size, size)
-    result = compute_shared(compute, share, rest)
+    result = compute_shared(compute, share, inner)
     groups = [list(range(first, first + size)) for first in range(0, devices, size)]
     gathered = jax.lax.all_gather(result, axis, axis=0, tiled=True, axis_index_groups=groups)
     return gathered[:count]

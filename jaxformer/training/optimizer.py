@@ -12,7 +12,7 @@ import optax
 
 from jaxformer.config import Checked, Count, Natural, NonNegative, Regex, UnitInterval
 from jaxformer.errors import ConfigError
-from jaxformer.training.muon import scale_by_muon
+from jaxformer.training.muon import CoefficientsName, scale_by_muon
 from jaxformer.training.parameters import ModelAxes, axes_of, freeze, map_with_path
 
 ScheduleName = Literal["inverse_square_root", "cosine", "constant", "linear", "wsd"]
@@ -54,6 +54,10 @@ class OptimizerConfig(Checked):
     """Decoupled weight decay of matrices and tables. 0 disables it."""
     momentum: UnitInterval = 0.95
     """Momentum of Muon."""
+    ns_coeffs: CoefficientsName = "standard"
+    """Coefficients of Muon's five Newton-Schulz iterations, by optax's names. The singular values
+    of an update are 0.68 to 1.21 by standard (Jordan 2024), 0.97 to 1.15 by dion (Ahn et al. 2025),
+    0.87 to 1.13 by polar_express (Amsel et al. 2025); all cost the same."""
     freeze: Regex = ""
     """Regular expression; parameters whose path it matches are not trained. Empty: none."""
 
@@ -157,7 +161,7 @@ def make_optimizer(
                 "name='muon' depends on the blocks of the model: give "
                 "axes=jf.parameter_axes(model, *inputs)"
             )
-        rule = _muon(config.momentum, axes, rule)
+        rule = _muon(config.momentum, config.ns_coeffs, axes, rule)
     parts = [rule]
     if config.grad_clip_norm > 0:
         parts.insert(0, optax.clip_by_global_norm(config.grad_clip_norm))
@@ -186,7 +190,10 @@ def _scale_by_peak(learning_rate: Any, relative: optax.Schedule) -> optax.Gradie
 
 
 def _muon(
-    momentum: float, axes: ModelAxes, default_rule: optax.GradientTransformation
+    momentum: float,
+    ns_coeffs: CoefficientsName,
+    axes: ModelAxes,
+    default_rule: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
     """Muon for hidden matrices, `default_rule` for all other parameters."""
 
@@ -200,7 +207,7 @@ def _muon(
 
     scaled = optax.stateless(lambda updates, params=None: map_with_path(scale, updates))
     rules: dict[Hashable, optax.GradientTransformation] = {
-        "muon": optax.chain(scale_by_muon(momentum, axes), scaled),
+        "muon": optax.chain(scale_by_muon(momentum, axes, ns_coeffs), scaled),
         "default": default_rule,
     }
     return optax.partition(rules, partial(map_with_path, label))

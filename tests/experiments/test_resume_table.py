@@ -127,6 +127,7 @@ CHANGES = {
     "b2": (WSD, 0.5, 3),
     "eps": (WSD, 1.0, 3),
     "momentum": (MUON, 0.5, 3),
+    "ns_coeffs": (MUON, "polar_express", 3),
     "grad_clip_norm": (WSD, 0.5, 3),
     "weight_decay": (WSD, 0.5, 3),
     "name": (WSD, "lion", 3),

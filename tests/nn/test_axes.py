@@ -273,15 +273,17 @@ def test_an_axis_of_experts_is_declared_once_for_a_parameter_and_for_a_vmap(of_e
     assert tuple(specs[f"{path}/{down}"]) == (*before, None, "tensor", "fsdp")
 
 
-def test_muon_turns_each_expert_as_a_matrix_of_its_own(of_experts, rng):
+@pytest.mark.parametrize(("ns_coeffs", "least"), [("standard", 0.68), ("polar_express", 0.7)])
+def test_muon_turns_each_expert_as_a_matrix_of_its_own(of_experts, rng, ns_coeffs, least):
     params, axes, path, up, down = of_experts
     gradients = jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params)
-    updates = update_of(replace(RATES, name="muon"), params, axes, gradients)
+    config = replace(RATES, name="muon", ns_coeffs=ns_coeffs)
+    updates = update_of(config, params, axes, gradients)
     for name in (*up, down):
         update = updates[f"{path}/{name}"]
         for matrix in update.reshape(-1, *update.shape[-2:]):
             values = np.linalg.svd(matrix / (0.2 * 14**0.5), compute_uv=False)
-            assert 0.68 < values[-1] and values[0] < 1.3, name
+            assert least < values[-1] and values[0] < 1.3, name
 
 
 def test_matrices_of_experts_decay_and_their_biases_do_not(of_experts):

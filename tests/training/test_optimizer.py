@@ -1,5 +1,6 @@
 """Schedules against the paper's equation, updates against each rule written out in numpy."""
 
+import inspect
 from dataclasses import replace
 from functools import partial
 
@@ -13,6 +14,7 @@ from jaxformer.config import EmbeddingOptions, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.nn.axes import parameter_axes
 from jaxformer.nn.models import DecoderOnly
+from jaxformer.training.muon import NS_COEFFS, orthogonalize
 from jaxformer.training.optimizer import (
     OptimizerConfig,
     make_optimizer,
@@ -209,9 +211,24 @@ def test_the_schedule_is_that_of_every_rule(gpt, name):
             close(low[path], high[path] * number / 3, rtol=1e-4, atol=1e-6)
 
 
-def test_muon_of_a_matrix_is_that_of_optax_with_all_heads_in_one(gpt):
+@pytest.mark.parametrize(
+    ("ns_coeffs", "of_optax"),
+    [
+        ("standard", "standard"),
+        ("dion", "dion"),
+        ("polar_express", NS_COEFFS["polar_express"]),
+    ],
+)
+def test_muon_of_a_matrix_is_that_of_optax_with_all_heads_in_one(gpt, ns_coeffs, of_optax):
     params, gradients, axes = gpt
-    config = OptimizerConfig("constant", "muon", learning_rate=0.3, warmup_steps=0, momentum=0.9)
+    config = OptimizerConfig(
+        "constant",
+        "muon",
+        learning_rate=0.3,
+        warmup_steps=0,
+        momentum=0.9,
+        ns_coeffs=ns_coeffs,
+    )
     shapes = {
         "decoder/blocks_0/attention/query/kernel": (14, 6),
         "decoder/blocks_0/attention/out/kernel": (6, 14),
@@ -220,13 +237,28 @@ def test_muon_of_a_matrix_is_that_of_optax_with_all_heads_in_one(gpt):
     flat = [
         {path: leaf_at(tree, path).reshape(shapes[path]) for path in shapes} for tree in gradients
     ]
-    muon = optax.contrib.muon(0.3, beta=0.9, consistent_rms=0.2)
+    muon = optax.contrib.muon(0.3, of_optax, beta=0.9, consistent_rms=0.2)
     state, update = muon.init(flat[0]), jax.jit(muon.update)
     for ours, gradient in zip(updates_of(config, params, gradients, axes), flat, strict=True):
         theirs, state = update(gradient, state, gradient)
         for path in shapes:
             # Its iteration multiplies what two ways of compiling round differently.
             close(ours[path].reshape(shapes[path]), theirs[path], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ns_coeffs", "least", "largest"),
+    [("standard", 0.68, 1.21), ("dion", 0.97, 1.15), ("polar_express", 0.87, 1.13)],
+)
+def test_singular_values_are_in_the_range_that_the_help_states(ns_coeffs, least, largest):
+    small = np.geomspace(1 / 300, 1, 97)
+    pairs = np.stack([np.ones(97), small], axis=1).astype(np.float32)
+    turn = np.linalg.qr(np.random.default_rng(3).normal(size=(3, 3)))[0][:2]
+    matrices = np.float32(pairs[:, :, None] * turn)
+    results = np.asarray(orthogonalize(matrices, NS_COEFFS[ns_coeffs]))
+    values = np.linalg.svd(results, compute_uv=False)
+    assert least < values.min() < least + 0.01 and largest - 0.01 < values.max() < largest
+    assert f"{least} to {largest} by {ns_coeffs}" in inspect.getsource(OptimizerConfig)
 
 
 def test_lion_goes_by_the_sign_of_a_mean_and_remembers_with_another():
