@@ -63,7 +63,7 @@ def test_the_version_is_that_of_the_installed_package():
 
 
 def test_an_unknown_name_is_refused_by_name():
-    with pytest.raises(AttributeError, match="'jaxformer' has no attribute 'Transformer'"):
+    with pytest.raises(AttributeError, match="'Transformer'"):
         _ = jaxformer.Transformer  # type: ignore[attr-defined]
 
 
@@ -73,5 +73,5 @@ def test_an_unknown_name_is_refused_by_name():
 )
 def test_what_is_not_installed_is_named_with_its_extra(name, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(MissingExtra, match=rf"{name} is needed.*the extra '{extra}'"):
+    with pytest.raises(MissingExtra, match=f"{name} .*'{extra}'"):
         optional_dependencies.load(name)

@@ -121,5 +121,5 @@ def test_the_token_before_a_text_counts_as_repeated():
 
 
 def test_a_search_in_which_all_tokens_are_suppressed_is_refused():
-    with pytest.raises(ValueError, match="all 4 tokens are suppressed"):
+    with pytest.raises(ValueError, match="4 tokens"):
         search(suppress_tokens=(END, START, A, B), at_max_length="cut")

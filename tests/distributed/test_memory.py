@@ -11,7 +11,7 @@ from jaxformer.errors import ConfigError
 
 
 def test_a_state_larger_than_its_device_is_refused_before_it_is_made(tmp_path, monkeypatch):
-    with pytest.raises(ConfigError, match=r"needs 39 TB on each device, which has .* GB: give a"):
+    with pytest.raises(ConfigError, match="39 TB"):
         single().init(lambda: {"w": jnp.zeros((400_009, 400_009, 61))})
     limit = tmp_path / "memory.max"
     monkeypatch.setattr(mesh, "_LIMITS", (limit, tmp_path / "absent"))

@@ -74,8 +74,8 @@ def test_a_dimension_that_does_not_divide_is_refused_except_of_the_vocabulary():
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        (P("model"), "names the mesh axis 'model': give one of data, fsdp, tensor"),
-        (P(None, None, "tensor"), r"has the shape \[10, 14\], but its spec .* has 3 dimensions"),
+        (P("model"), "'model'"),
+        (P(None, None, "tensor"), r"\[10, 14\]"),
     ],
 )
 def test_a_spec_that_cannot_be_followed_is_refused(spec, message):

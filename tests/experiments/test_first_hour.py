@@ -62,7 +62,7 @@ def test_a_run_that_is_not_there_yet_is_answered_with_its_command(
     folder, command, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=f"{folder} is not a folder.* python -m {command}$"):
+    with pytest.raises(ConfigError, match=f"{folder} .* python -m {command}$"):
         jf.load(folder)
 
 
@@ -94,7 +94,7 @@ def test_a_path_that_begins_with_the_home_folder_is_found_by_every_reader(home):
     assert source_kinds.kind_of("~/a.jsonl") == "json lines"
     assert shares.share_of("~/b=1") == ("~/b=1", None)
     assert [x.question for x in read_questions("~/squad.json")] == ["Who?"]
-    with pytest.raises(ConfigError, match="is the input"):
+    with pytest.raises(ConfigError, match="~/a.txt"):
         check_output("~/a.txt", str(home / "a.txt"))
 
 

@@ -245,7 +245,7 @@ def test_of_weights_without_a_finite_validation_the_good_step_is_the_result_with
             assert exit_code(raised.value) == 70
             assert json.loads((tmp_path / "weights.json").read_text())["steps"] == [10]
         best = {"w": np.zeros(3)}
-        with pytest.raises(Diverged, match="the validation of no checkpoint is finite"):
+        with pytest.raises(Diverged, match="validation"):
             choose_weights(run, task_of(validate))
 
 
@@ -260,7 +260,7 @@ def test_a_run_that_trains_on_has_no_final_weights_until_its_new_end(tmp_path):
 
 def test_checkpoints_of_other_batches_are_refused(tmp_path):
     fitted(tmp_path)
-    with pytest.raises(CheckpointError, match="trained on other batches than these"):
+    with pytest.raises(CheckpointError, match="batches"):
         fitted(tmp_path, origin="b")
 
 

@@ -90,7 +90,7 @@ def test_a_folder_is_scored_with_its_own_ids_and_the_words_of_the_language(
     pairs = list(zip(lines, right, strict=True))
     found = score_pairs(load_pretrained(folder), pairs, load_generation_config(folder)[1], eos=(1,))
     assert sums == pytest.approx([sum(row) for row in found], abs=1e-3)
-    with pytest.raises(ConfigError, match="has no test text.*--source"):
+    with pytest.raises(ConfigError, match="test text.*--source"):
         evaluate.main(evaluate.EvaluateOptions(run=str(folder)))
 
 
@@ -105,11 +105,11 @@ def test_a_folder_without_a_tokenizer_or_with_another_model_is_refused(tmp_path,
     save_pretrained(
         tmp_path / "bare", MODEL, random_params(MODEL, *inputs_of(MODEL)), token_ids=ASKED
     )
-    with pytest.raises(ConfigError, match="bare has no tokenizer.json"):
+    with pytest.raises(ConfigError, match="bare .*tokenizer.json"):
         load_run(tmp_path / "bare")
     params = random_params(gpt, *inputs_of(gpt))
     save_pretrained(tmp_path / "gpt", gpt, params, word_tokenizer(WORDS))
-    with pytest.raises(ConfigError, match="gpt holds a DecoderOnly"):
+    with pytest.raises(ConfigError, match="gpt .*DecoderOnly"):
         load_run(tmp_path / "gpt")
 
 

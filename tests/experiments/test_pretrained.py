@@ -77,7 +77,7 @@ def test_a_prompt_is_continued_to_any_of_the_ends_that_the_folder_states(folder,
     generate.main(parse())
     assert capsys.readouterr().out == f"sun moon{ended.text}\n"
     generation_config.write_text(json.dumps({"eos_token_id": [16, 31]}))
-    with pytest.raises(ConfigError, match="eos_token_id=31.* 0 to 30"):
+    with pytest.raises(ConfigError, match="eos_token_id=31"):
         parse()
 
 
@@ -107,15 +107,15 @@ def test_a_page_of_a_folder_of_theirs_needs_a_text(folder):
 
 
 def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
-    with pytest.raises(ConfigError, match="an encoder without a head"):
+    with pytest.raises(ConfigError, match="encoder without a head"):
         generate.main(generate.GenerateOptions(run=str(folder("encoder"))))
-    with pytest.raises(ConfigError, match="holds a Classifier"):
+    with pytest.raises(ConfigError, match="Classifier"):
         generate.main(generate.GenerateOptions(run=str(folder("classifier"))))
-    with pytest.raises(ConfigError, match="there is no text"):
+    with pytest.raises(ConfigError, match="--text"):
         generate.main(generate.GenerateOptions(run=str(folder("bert"))))
     model = MODELS["gpt"]
     save_pretrained(tmp_path / "bare", model, random_params(model, np.ones((2, 3), int)))
-    with pytest.raises(ConfigError, match="has no tokenizer"):
+    with pytest.raises(ConfigError, match="bare .*tokenizer"):
         load_run.load_run(tmp_path / "bare")
 
 
@@ -125,7 +125,7 @@ def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path
     for text in ("{}", "not json", '{"name": "tiny", "model": {}}'):
         (tmp_path / "config.json").write_text(text)
         assert not is_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match=r"config.json: model.d_ff is missing"):
+    with pytest.raises(ConfigError, match="config.json: model.d_ff"):
         load_run.load_run(tmp_path)
 
 
@@ -162,7 +162,7 @@ def test_the_sizes_and_the_tokenizer_are_those_of_the_weights(folder):
 def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder):
     with pytest.raises(ConfigError, match="MaskedLanguageModel"):
         load_run.with_pretrained_sizes(begun_from(folder("bert")))
-    with pytest.raises(ConfigError, match="seq_len=18 tokens a row.*end at max_len=17"):
+    with pytest.raises(ConfigError, match="seq_len=18 .*max_len=17"):
         load_run.with_pretrained_sizes(
             begun_from(folder("gpt"), data=DataConfig(batch_size=2, seq_len=18))
         )

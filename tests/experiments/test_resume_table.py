@@ -189,7 +189,7 @@ def test_a_part_of_an_optimizer_that_comes_or_goes_is_refused(field, tmp_path):
     for before, after in ((WSD, without), (without, WSD)):
         folder = tmp_path / str(before is WSD)
         saved_after(before, 1, folder)
-        with pytest.raises(CheckpointError, match="does not fit this model and optimizer"):
+        with pytest.raises(CheckpointError, match="optimizer"):
             jf.Checkpoints(folder).restore(made(after).init(PARAMS))
 
 
@@ -213,7 +213,7 @@ def test_a_rate_that_cannot_be_and_a_state_without_one_are_refused():
         with pytest.raises(ConfigError, match="learning_rate="):
             jf.with_learning_rate(state, rate)
     own = jf.make_optimizer(WSD, lambda count: 0.1)
-    with pytest.raises(ConfigError, match="keeps no learning rate"):
+    with pytest.raises(ConfigError, match="learning rate"):
         jf.with_learning_rate(jf.init_train_state(PARAMS, own, jax.random.key(0)), 0.1)
 
 

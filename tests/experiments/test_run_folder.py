@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -63,9 +64,7 @@ def test_a_config_read_back_is_the_config_written(tmp_path):
     assert folder == tmp_path / "translation" / "tiny"
     assert load_config(folder, Train) == CONFIG
     assert json.loads((folder / "config.json").read_text()) == to_plain(CONFIG)
-    with pytest.raises(
-        ConfigError, match=r"trained by another command or version.*\(log_every, model, .*env.json"
-    ):
+    with pytest.raises(ConfigError, match=r"\(log_every, model, .*env.json"):
         load_config(folder, InverseSquareRoot)  # not the settings of such a run
 
 
@@ -136,9 +135,9 @@ def test_another_config_is_refused_and_every_differing_field_named(tmp_path):
 def test_fields_that_may_differ_are_free_and_their_neighbours_are_not(tmp_path):
     begin_run(tmp_path)
     free, other = {"model", "log_every"}, changed(model={"d_ff": 5}, log_every=7)
-    with pytest.raises(ConfigError, match="log_every is 50"):
+    with pytest.raises(ConfigError, match="log_every"):
         opened(tmp_path, changed(log_every=7), may_differ={"log"})
-    with pytest.raises(ConfigError, match="model.d_ff is 16"):
+    with pytest.raises(ConfigError, match="model.d_ff"):
         opened(tmp_path, changed(model={"d_ff": 5}), may_differ={"model.d"})
     folder = opened(tmp_path, other, may_differ=free).folder
     assert load_config(folder, Train) == other
@@ -152,9 +151,9 @@ def test_a_run_without_a_checkpoint_takes_another_config(tmp_path):
 
 @pytest.mark.parametrize("name", ["", "..", "../x", "a/b", "/x", ".x", "a b", "x\0", "-x"])
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path, name):
-    with pytest.raises(ConfigError, match="cannot name a folder"):
+    with pytest.raises(ConfigError, match=re.escape(repr(name))):
         open_folder(tmp_path, "translation", name, CONFIG)
-    with pytest.raises(ConfigError, match="cannot name a folder"):
+    with pytest.raises(ConfigError, match=re.escape(repr(name))):
         open_folder(tmp_path, name, "tiny", CONFIG)
     assert not list(tmp_path.iterdir())
 
@@ -164,26 +163,26 @@ def test_a_config_that_json_cannot_hold_is_refused(tmp_path):
     class Odd:
         words: object = b"sun"
 
-    with pytest.raises(ConfigError, match="sun.* cannot be written to config.json"):
+    with pytest.raises(ConfigError, match="sun.* config.json"):
         opened(tmp_path, Odd())
 
 
 def test_a_stored_config_that_does_not_fit_is_refused_with_the_file_and_the_field(tmp_path):
     folder = begin_run(tmp_path)
     records.write_json(folder / "config.json", to_plain(CONFIG) | {"stepz": 3})
-    with pytest.raises(ConfigError, match="stepz is 3 there but absent here"):
+    with pytest.raises(ConfigError, match="stepz"):
         opened(tmp_path)
-    with pytest.raises(ConfigError, match=r"unknown here \(stepz\)"):
+    with pytest.raises(ConfigError, match=r"\(stepz\)"):
         load_config(folder, Train)
     records.write_json(folder / "config.json", to_plain(CONFIG) | {"schedule": {"rise": 3}})
-    with pytest.raises(ConfigError, match="schedule has no type.* inverse_square_root"):
+    with pytest.raises(ConfigError, match="schedule"):
         load_config(folder, Train)
 
 
 def test_surroundings_without_a_list_of_earlier_ones_are_refused(tmp_path):
     begin_run(tmp_path)
     (tmp_path / "translation" / "tiny" / "env.json").write_text('{"earlier": 3}')
-    with pytest.raises(DataError, match="env.json is damaged"):
+    with pytest.raises(DataError, match="env.json"):
         opened(tmp_path)
 
 
@@ -286,9 +285,9 @@ def test_numbers_are_compared_as_values_and_truth_values_are_none():
     now = {"model": {"scalar": 256.0, "rate": 0.5}, "deep": 1}
     run_folder.refuse_differences(stored, now, Path("run"), ())
     for other in ({"scalar": 257.0, "rate": 0.5}, {"scalar": 256.0, "rate": "0.5"}):
-        with pytest.raises(ConfigError, match="model.(scalar|rate) is .* there but"):
+        with pytest.raises(ConfigError, match="model.(scalar|rate)"):
             run_folder.refuse_differences(stored, now | {"model": other}, Path("run"), ())
-    with pytest.raises(ConfigError, match="deep is 1 there but true here"):
+    with pytest.raises(ConfigError, match="deep"):
         run_folder.refuse_differences(stored, now | {"deep": True}, Path("run"), ())
 
 

@@ -114,7 +114,7 @@ def test_a_length_of_which_bleu_says_nothing_has_no_number(tmp_path):
 
 
 def test_rouge_of_a_text_without_latin_letters_is_refused():
-    with pytest.raises(DataError, match="letters a to z and digits.*validation_chrf"):
+    with pytest.raises(DataError, match="letters.*validation_chrf"):
         score_summaries(["дом"], ["дом"])
 
 
@@ -156,7 +156,7 @@ def test_the_weights_of_a_run_with_one_word_targets_are_the_better_ones(
     for path in (config.data.validation.source, config.data.validation.target):
         Path(path).write_text("sun moon star rain\n")
     more = replace(config, optimizer=replace(config.optimizer, total_steps=3))
-    with pytest.raises(CheckpointError, match="chosen by validation_chrf.*by validation_bleu"):
+    with pytest.raises(CheckpointError, match="validation_chrf.*validation_bleu"):
         train.train(more)
 
 

@@ -77,7 +77,7 @@ def test_models_that_cannot_speculate_together_are_refused(models):
     large, params, *_ = models
     other = jf.DecoderOnly(dataclasses.replace(CONFIG, vocab_size=19))
     run = partial(speculate, prompts=PROMPTS, max_new_tokens=L)
-    with pytest.raises(jf.ConfigError, match="17 ids and the small one 19"):
+    with pytest.raises(jf.ConfigError, match="17 ids .* 19"):
         run(large, params, other, params)
     recurrent = jf.DecoderOnly(CONFIG, block=linear_attention.alternating)
     with pytest.raises(jf.ConfigError, match="take tokens back"):

@@ -31,13 +31,13 @@ def test_a_local_path_is_that_of_pathlib_and_keeps_its_name(tmp_path, monkeypatc
     "address", ["s3://bucket/runs", "https://bucket/runs", "gcs://bucket/runs"]
 )
 def test_an_address_of_another_kind_is_refused_with_those_that_are_allowed(address):
-    with pytest.raises(ConfigError, match=f"{address} is "):
+    with pytest.raises(ConfigError, match=address):
         to_path(address)
 
 
 def test_without_the_package_of_a_bucket_its_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
-    with pytest.raises(MissingExtra, match="gcsfs.*the extra 'gcs'"):
+    with pytest.raises(MissingExtra, match="gcsfs.*'gcs'"):
         to_path("gs://bucket/runs")
 
 
@@ -83,7 +83,7 @@ def test_what_fails_for_good_is_an_error_with_path_and_reason(bucket_url):
         with pytest.raises(FileNotFoundError) as error:
             call()
         assert error.value.filename == str(path)
-    with pytest.raises(OSError, match="written .*bucket 'other'"):
+    with pytest.raises(OSError, match="bucket 'other'"):
         to_path("gs://other/a.json").write_bytes(b"")
     path.write_bytes(b"7")
     with buckets.injected(read_only=True):
@@ -147,7 +147,7 @@ def test_a_damaged_copy_of_ids_is_refused_with_the_file_to_remove(bucket_url, ca
     content = bytearray(copy.read_bytes())
     content[64] ^= 1
     copy.write_bytes(content)
-    with pytest.raises(DataError, match=f"{copy} is damaged.*{path}"):
+    with pytest.raises(DataError, match=f"{copy} .*{path}"):
         cache.whole_tokens(path)
 
 

@@ -124,7 +124,7 @@ def test_a_failure_ends_its_cell_alone_and_gives_the_exit_code(config, swept):
 
 @pytest.mark.long
 def test_called_again_a_sweep_keeps_its_settings(config, results):
-    with pytest.raises(ConfigError, match="data.batch_size is 3 there but 5 here"):
+    with pytest.raises(ConfigError, match="data.batch_size"):
         sweep(replace(config, data=replace(config.data, batch_size=5)), name="rates", seeds=3)
 
 
@@ -190,7 +190,7 @@ def test_cells_have_readable_names_that_differ(config):
     text = [{"training.block": "a.b:C", "data.train": ["x/y.txt", "z"], "mesh": ""}]
     (name,) = name_cells(config, {}, text)
     assert name == "block=a.b-C,train=x-y.txt-z,mesh=none,seed=0"
-    with pytest.raises(ConfigError, match="two cells would be named b1=0.5,seed=0"):
+    with pytest.raises(ConfigError, match="b1=0.5,seed=0"):
         name_cells(config, {}, [{"optimizer.b1": 0.5}, {"optimizer.b1": 0.5}])
 
 

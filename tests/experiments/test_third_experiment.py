@@ -50,13 +50,13 @@ def test_it_is_planned_and_shown_on_a_page_by_its_path(reverse_run, tmp_path):
 def test_an_experiment_is_found_by_its_path_and_an_unknown_one_is_refused():
     assert registry.find(PATH) is own_experiment
     assert registry.find("translation").EXPERIMENT == "translation"
-    with pytest.raises(ConfigError, match="experiment='forward' .*translation, lan"):
+    with pytest.raises(ConfigError, match="experiment='forward'"):
         registry.find("forward")
-    with pytest.raises(ConfigError, match="there is no module 'nowhere'"):
+    with pytest.raises(ConfigError, match="'nowhere'"):
         registry.find("nowhere.train")
-    with pytest.raises(ConfigError, match="module experiments.runs has no EXPERIMENT"):
+    with pytest.raises(ConfigError, match="experiments.runs .*EXPERIMENT"):
         registry.find("experiments.runs")
-    with pytest.raises(ConfigError, match="has no `planned`"):
+    with pytest.raises(ConfigError, match="`planned`"):
         registry.planned("finetuning")
 
 

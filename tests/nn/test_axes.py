@@ -317,7 +317,7 @@ def test_a_name_of_experts_that_counts_too_few_axes_is_refused():
         AXES: ClassVar = {"weight": "experts -> mlp"}
 
     block = partial(jf.Block, make_feed_forward=lambda **_: Wrong())
-    with pytest.raises(ConfigError, match="Wrong.AXES says 'experts -> mlp' of weight"):
+    with pytest.raises(ConfigError, match="Wrong.AXES .*weight"):
         parameter_axes(DecoderOnly(LLAMA, block=block))
 
 
@@ -413,7 +413,7 @@ class Wrong(nn.Module):
 
 
 def test_names_of_another_number_of_axes_are_refused():
-    with pytest.raises(ConfigError, match=r"Wrong.AXES says 'embed -> heads .* w, which has 2 ax"):
+    with pytest.raises(ConfigError, match="Wrong.AXES .* w, which has 2 ax"):
         parameter_axes(Wrong(), jnp.ones((2, 5)))
 
 
@@ -421,9 +421,7 @@ def test_three_dimensions_without_axes_are_refused_and_two_are_a_matrix():
     three = {"query": {"kernel": jnp.ones((5, 2, 3))}}
     two = {"up": {"kernel": jnp.ones((5, 6)), "bias": jnp.ones(6)}}
     decaying = make_optimizer(replace(RATES, weight_decay=0.1))
-    with pytest.raises(
-        ConfigError, match=r"query/kernel has the shape \[5, 2, 3\].*parameter_axes"
-    ):
+    with pytest.raises(ConfigError, match=r"query/kernel .*parameter_axes"):
         decaying.init(three)
     with pytest.raises(ConfigError, match="parameter_axes"):
         partition_specs(three, SIZES)

@@ -153,9 +153,9 @@ def test_more_tokens_than_the_cache_has_room_for_are_refused(random_params):
     variables = {"params": random_params(model, tokens[:, 0])}
     cache = model.init_cache(B, max_length=L)
     step = partial(model.apply, variables, method="decode_step")
-    with pytest.raises(ValueError, match="12 more .* 0 of max_length=11"):
+    with pytest.raises(ValueError, match="^12 .*max_length=11"):
         jax.jit(step)(tokens, cache)
-    with pytest.raises(ValueError, match="3 more .* 9 of max_length=11"):
+    with pytest.raises(ValueError, match="^3 .*max_length=11"):
         step(tokens[..., :3], cache.replace(length=jnp.int32(9)))
     logits, _ = jax.jit(step)(tokens[..., :2], cache.replace(length=jnp.int32(9)))
     assert np.isfinite(logits).all()

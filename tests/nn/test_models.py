@@ -294,7 +294,7 @@ def fitted(family, random_params, **changes):
 def test_an_id_outside_the_vocabulary_is_refused_unless_traced(family, wrong, random_params):
     model, params, (first, *others) = fitted(family, random_params)
     first[1, 3] = wrong
-    with pytest.raises(ValueError, match=f"id {wrong} .* vocab_size=17"):
+    with pytest.raises(ValueError, match=f"id {wrong} "):
         model.apply({"params": params}, first, *others)
     jax.eval_shape(model.apply, {"params": params}, first, *others)
 

@@ -224,7 +224,7 @@ def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(make, x
     np.testing.assert_array_equal(dropped, legacy)
     streamed = module.apply(params, x, rngs={"dropout": key})
     assert np.abs(plain - streamed).max() > 1e-3
-    with pytest.raises(TypeError, match="dropout_rng is a int"):
+    with pytest.raises(TypeError, match="dropout_rng"):
         module.apply(params, x, dropout_rng=3)
     # A model may have dropout of Flax besides.
     np.testing.assert_array_equal(silent.apply(params, x, rngs={"dropout": key}), plain)
@@ -257,9 +257,9 @@ def test_an_array_with_another_number_of_axes_is_refused_and_no_examples_are_non
 ):
     model = jf.DecoderOnly(RECIPE)
     for module in (ATTENTION, BLOCK, jf.Encoder(1, H, F)):
-        with pytest.raises(ValueError, match=r"x has the shape \(5, 12\)"):
+        with pytest.raises(ValueError, match=r"x .*\(5, 12\)"):
             module.init(jax.random.key(0), x[0])
-    with pytest.raises(ValueError, match=r"x has the shape \(5, 12\)"):
+    with pytest.raises(ValueError, match=r"x .*\(5, 12\)"):
         model.apply({"params": params}, np.ones(T, int))
     assert model.apply({"params": params}, np.ones((0, T), int)).shape == (0, T, V)
 
@@ -289,7 +289,7 @@ def test_the_repr_of_a_recipe_is_code():
 @pytest.mark.parametrize(
     ("module", "inputs", "message"),
     [
-        (jf.EncoderOnly(replace(RECIPE, window=WINDOW)), "ids", "window.size=3, but an enc"),
+        (jf.EncoderOnly(replace(RECIPE, window=WINDOW)), "ids", "window.size=3"),
         (jf.DecoderOnly(replace(RECIPE, pooler="tanh")), "ids", "pooler='tanh' and .*num_types=0"),
         (
             jf.DecoderOnly(replace(RECIPE, embeddings=jf.EmbeddingOptions(num_types=2))),

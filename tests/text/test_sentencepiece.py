@@ -117,7 +117,7 @@ def test_one_tokenizer_is_that_of_the_target_too(t5, marian):
 
 def test_a_vocabulary_without_the_unknown_is_refused(marian):
     (marian / "vocab.json").write_text('{"a": 0}')
-    with pytest.raises(DataError, match="source.spm: vocab.json has no '<unk>'"):
+    with pytest.raises(DataError, match="source.spm: .*'<unk>'"):
         tokenizers.load(marian)
 
 

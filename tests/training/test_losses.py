@@ -173,7 +173,7 @@ def test_the_gradient_of_labels_of_8_bits_is_that_of_32():
 @pytest.mark.parametrize("dtype", [np.float32, np.int32])
 def test_weights_of_tokens_are_refused(dtype):
     """They were counted, and their losses were not multiplied by them."""
-    with pytest.raises(ConfigError, match=r"loss_mask is of .*32"):
+    with pytest.raises(ConfigError, match="loss_mask"):
         unwrap(cross_entropy)(
             jnp.zeros((1, 2, 5)), np.zeros((1, 2), int), np.full((1, 2), 2, dtype)
         )
@@ -414,7 +414,7 @@ def test_a_model_of_ones_own_needs_hidden_and_lm_head_for_chunks(random_params):
         for chunk in (5, 0)
     )
     jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6, atol=2e-6), found, expected)
-    with pytest.raises(ConfigError, match="loss_chunk=5 .* LogitsOnly"):
+    with pytest.raises(ConfigError, match="loss_chunk=5"):
         causal_loss(LogitsOnly(), loss_chunk=5)({}, batch, None)
 
 

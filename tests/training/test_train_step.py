@@ -221,14 +221,14 @@ def test_one_batch_or_four_parts_with_auxiliary_sums_make_one_step(whole, parts)
     [
         (
             lambda s, n: s,
-            r"the loss returned float32\[\], but it must return \(sum in nats,",
+            r"the loss returned float32\[\]",
         ),
         (lambda s, n: s / n, "return sums, not means"),
-        (lambda s, n: (s, n, n), r"returned \('float32\[\]', 'float32\[\]', 'float32\[\]'\), but"),
-        (lambda s, n: (s * jnp.ones(3), n), r"returned \('float32\[3\]', 'float32\[\]'\), but"),
+        (lambda s, n: (s, n, n), r"returned \('float32\[\]', 'float32\[\]', 'float32\[\]'\)"),
+        (lambda s, n: (s * jnp.ones(3), n), r"returned \('float32\[3\]', 'float32\[\]'\)"),
         (lambda s, n: (s, {"tokens": n}), "but it must return"),
         (lambda s, n: (s, n, {"correct": n * jnp.ones(2)}), r"'correct': 'float32\[2\]'"),
-        (lambda s, n: (s, n, {"grad_norm": s}), "named 'grad_norm', which is a metric of the step"),
+        (lambda s, n: (s, n, {"grad_norm": s}), "'grad_norm'"),
     ],
 )
 def test_a_loss_that_returns_something_else_is_refused(returned, message):
@@ -248,9 +248,9 @@ def test_a_loss_that_returns_something_else_is_refused(returned, message):
 @pytest.mark.parametrize(
     ("ema", "decay", "message"),
     [
-        (True, 0.0, "ema_decay=0.0, but the state has an average: make it by init_train_state"),
-        (False, 0.9, r"ema_decay=0.9, but the state has no average: make it by .* ema=True\)"),
-        (True, 1.0, "ema_decay=1.0, but it must be in .0, 1"),
+        (True, 0.0, "ema_decay=0.0"),
+        (False, 0.9, "ema_decay=0.9"),
+        (True, 1.0, "ema_decay=1.0"),
     ],
 )
 def test_an_average_without_a_decay_and_a_decay_without_an_average_are_refused(ema, decay, message):
@@ -359,9 +359,9 @@ def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
         state, metrics = step(state, poisoned_batch(value))
         if number < 20:
             raise_if_diverged(number, metrics)
-    with pytest.raises(Diverged, match=r"not finite in 10 steps in a row, .* step 20 \(loss nan, "):
+    with pytest.raises(Diverged, match=r"step 20 \(loss nan, "):
         raise_if_diverged(20, metrics)
-    with pytest.raises(Diverged, match="in 10 steps in a row"):
+    with pytest.raises(Diverged, match="10 steps"):
         raise_if_diverged(20, metrics, patience=3)
     raise_if_diverged(20, metrics, patience=11)
 
@@ -369,7 +369,7 @@ def test_training_ends_after_ten_steps_in_a_row_that_are_not_finite():
 def test_a_batch_that_does_not_divide_is_refused():
     step = make_train_step(bigram_loss, SGD, grad_accumulation=3)
     state = init_train_state(bigram(), SGD, jax.random.key(3))
-    with pytest.raises(ValueError, match="16 rows .*grad_accumulation=3"):
+    with pytest.raises(ValueError, match="grad_accumulation=3"):
         jax.eval_shape(step, state, ragged_batch())
 
 

@@ -64,7 +64,7 @@ def test_a_checked_map_that_leaves_axes_to_xla_is_refused(kernel):
     function = partial(gradient, kernel, False)
     sizes = {"data": 3, "tensor": 2}
     assert mapped(function, False, sizes, ["data"]).shape == (6, 128, 4, 16)
-    with pytest.raises(ConfigError, match="over data with check_vma=True"):
+    with pytest.raises(ConfigError, match="check_vma=True"):
         mapped(function, True, sizes, ["data"])
 
 
@@ -74,5 +74,5 @@ def test_so_is_a_lookup_in_a_table_that_is_divided_there():
 
     sizes = {"data": 3, "sequence": 1, "tensor": 2}
     assert mapped(rows_of, False, sizes, ["data"]).shape == (6, 128, 5)
-    with pytest.raises(ConfigError, match="over data with check_vma=True"):
+    with pytest.raises(ConfigError, match="check_vma=True"):
         mapped(rows_of, True, sizes, ["data"])

@@ -47,7 +47,7 @@ def test_where_triton_is_missing_the_next_function_computes_the_call(
 def test_gpu_flash_says_that_triton_is_missing(without_triton, monkeypatch):
     monkeypatch.setattr(kernel.DeviceInfo, "current", classmethod(lambda cls: AMPERE))
     q = jnp.zeros((2, 32, 1, 16), jnp.bfloat16)
-    with pytest.raises(ConfigError, match="gpu_flash attention function needs Pallas' Triton"):
+    with pytest.raises(ConfigError, match="gpu_flash .*Triton"):
         gpu_flash(q, q, q, AttentionMask(), scale=1.0)
 
 
