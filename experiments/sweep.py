@@ -96,11 +96,12 @@ def name_cells(
     seeded = range(config.training.seed, config.training.seed + seeds)
     grid = [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
     made = [{**variant, **point} for variant in variants for point in grid]
-    cells = [
-        {**variant, _SEED: seed}
-        for variant in to_plain(made)
-        for seed in ([variant[_SEED]] if _SEED in variant else seeded)
-    ]
+    cells = []
+    for variant in to_plain(made):
+        if _SEED in variant:
+            cells.append(variant)
+        else:
+            cells += [{**variant, _SEED: seed} for seed in seeded]
     last = Counter(name.rpartition(".")[2] for name in {name for cell in cells for name in cell})
     named: dict[str, Overrides] = {}
     for cell in cells:

@@ -60,7 +60,8 @@ class ProcessSetup(NamedTuple):
     def __str__(self) -> str:
         cache = self.compilation_cache_dir
         parts = [self.platform]
-        parts += ["freed memory is kept"] if self.keeps_freed_memory else []
+        if self.keeps_freed_memory:
+            parts.append("freed memory is kept")
         parts += [f"{name}={value}" for name, value in self.compiler_options.items()]
         parts += [f"compiled programs in {cache}" if cache else "compiled programs are not kept"]
         return "; ".join(parts)

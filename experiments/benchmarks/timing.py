@@ -283,7 +283,8 @@ def table(timings: Timings) -> str:
     lines = [markdown(Table(("", *columns), rows))]
     for name, timing in timings.measured.items():
         facts = ", ".join(f"{key} {value}" for key, value in timing.metadata.items())
-        lines += [f"{name}: {facts}"] if facts else []
+        if facts:
+            lines.append(f"{name}: {facts}")
     lines += [f"not measured: {name}: {why}" for name, why in timings.missing.items()]
     return "\n".join(lines)
 

@@ -196,8 +196,9 @@ class Pair(jf.Block):
     """
 
     def setup(self) -> None:
-        own = {"parent", "name", "layer", "make_attention"}
-        shared = {x.name: getattr(self, x.name) for x in fields(jf.Block) if x.name not in own}
+        differing = {"parent", "name", "layer", "make_attention"}
+        names = [field.name for field in fields(jf.Block) if field.name not in differing]
+        shared = {name: getattr(self, name) for name in names}
         self.linear: jf.Block = jf.Block(make_attention=LinearAttention, **shared)
         self.softmax: jf.Block = jf.Block(**shared)
 

@@ -215,9 +215,15 @@ def main(args: list[str] | None = None) -> dict[str, float]:
         return greedy(large.model, large.params, prompts, count)
 
     def write_speculatively() -> Written:
-        models = large.model, large.params, small.model, small.params
-        sizes = {"max_new_tokens": count, "guesses": options.guesses}
-        return speculate(*models, prompts, **sizes)
+        return speculate(
+            large.model,
+            large.params,
+            small.model,
+            small.params,
+            prompts,
+            max_new_tokens=count,
+            guesses=options.guesses,
+        )
 
     plain, written = write_plainly(), write_speculatively()
     speeds = {

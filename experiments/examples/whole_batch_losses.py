@@ -26,14 +26,16 @@ def contrastive_loss(
     def loss(params: Any, batch: Any, rng: jax.Array | None) -> tuple[jax.Array, jax.Array]:
         nats, count, *_ = predict(params, batch, rng)
         length = batch.tokens.shape[1] // 2
-        halves = batch.tokens[:, :length], batch.tokens[:, length : 2 * length]
-        real = jnp.ones(halves[0].shape, bool)
-        first, second = (
-            model.apply({"params": params}, half, real, mean=True, method="pooled")
-            for half in halves
-        )
-        first, second = (x / jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (first, second))
-        similarities = first @ jf.gather_rows(second).T / temperature  # own rows, all rows
+
+        def unit_vectors(tokens: jax.Array) -> Any:
+            real = jnp.ones(tokens.shape, bool)
+            vectors: Any = model.apply({"params": params}, tokens, real, mean=True, method="pooled")
+            return vectors / jnp.linalg.norm(vectors, axis=-1, keepdims=True)
+
+        first = unit_vectors(batch.tokens[:, :length])
+        second = unit_vectors(batch.tokens[:, length : 2 * length])
+        # [rows of this device, rows of all devices]
+        similarities = first @ jf.gather_rows(second).T / temperature
         found = optax.softmax_cross_entropy_with_integer_labels(similarities, jf.row_numbers(first))
         return nats + weight * found.sum() * count / len(first), count
 

@@ -102,10 +102,9 @@ def validation_scores(loaded: Loaded, data: Prepared, step: int) -> dict[str, fl
     texts = validation_texts(data)
     likelihoods = {name: total(batch_losses(loaded, x), x) for name, x in texts.items()}
     whole = together(likelihoods.values())
-    scores = {
-        name: getattr(whole, name.removeprefix("validation_"))
-        for name in known_scores(loaded.config)
-    }
+    scores = {"validation_loss": whole.loss}
+    if "validation_bits_per_byte" in known_scores(loaded.config):
+        scores["validation_bits_per_byte"] = whole.bits_per_byte
     for name, text in texts.items():
         text_scores = _user_scores(loaded, text, likelihoods[name])
         if data.mixture:

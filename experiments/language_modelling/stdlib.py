@@ -77,8 +77,8 @@ def assign(sizes: dict[str, int]) -> dict[str, Part]:
 
 def package_of(name: str) -> str | None:
     """The one of `PACKAGES` that the file of relative path `name` is in, if any."""
-    first, _, rest = name.partition("/")
-    return first if rest and first in PACKAGES else None
+    first, _, inside = name.partition("/")
+    return first if inside and first in PACKAGES else None
 
 
 def _hold_out(names: Iterable[str], sizes: dict[str, int]) -> list[str]:
@@ -94,20 +94,29 @@ def _hold_out(names: Iterable[str], sizes: dict[str, int]) -> list[str]:
 
 
 def _part(share: float) -> Part:
+    """The part of a file of no package whose name has this `_share`."""
     if share < _SHARE:
         return "test"
-    return "train" if share < 1 - _SHARE else "validation"
+    if share < 1 - _SHARE:
+        return "train"
+    return "validation"
 
 
 def _sources(folder: Path) -> Iterator[Path]:
+    """The files of Python in `folder` that are the library's own."""
+    if not folder.is_dir():
+        return
     # Top level first: what was installed beside the library may be many thousand files.
-    for top in folder.iterdir() if folder.is_dir() else ():
-        if _belongs(Path(top.name)):
-            paths = [top, *top.rglob("*.py")]
-            yield from (p for p in paths if p.suffix == ".py" and _belongs(p.relative_to(folder)))
+    for top in folder.iterdir():
+        if not _belongs(Path(top.name)):
+            continue
+        for path in (top, *top.rglob("*.py")):
+            if path.suffix == ".py" and _belongs(path.relative_to(folder)):
+                yield path
 
 
 def _belongs(path: Path) -> bool:
+    """Whether the file or folder of relative path `path` may be in a part."""
     return not any(word in _LEFT_OUT or word.startswith(_MACHINE) for word in path.parts)
 
 

@@ -78,15 +78,19 @@ def torch_config(config: Any, model: type[EncoderDecoder | DecoderOnly]) -> Any:
     torch.
     """
     optional_dependencies.load("torch")
-    plain, training = type(config.training)(), config.training
-    changed = {x: getattr(training, x) for x in _REFUSED if getattr(training, x, "") != ""}
-    changed = {f"training.{x}": v for x, v in changed.items() if v != getattr(plain, x)}
-    changed |= {x: getattr(config, x) for x in ("init_from", "continue_from") if getattr(config, x)}
-    for name, value in changed.items():
-        raise ConfigError(
-            f"{name}={value!r} is not supported by the PyTorch reference: leave it out"
-        )
-    training = replace(training, model=name_of(model, "model"))
+    defaults = type(config.training)()
+    settings = {
+        f"training.{name}": getattr(config.training, name)
+        for name in _REFUSED
+        if getattr(config.training, name, "") not in ("", getattr(defaults, name, ""))
+    }
+    settings |= {"init_from": config.init_from, "continue_from": config.continue_from}
+    for name, value in settings.items():
+        if value != "":
+            raise ConfigError(
+                f"{name}={value!r} is not supported by the PyTorch reference: leave it out"
+            )
+    training = replace(config.training, model=name_of(model, "model"))
     return replace(config, training=training, runs=str(Path(config.runs, "torch_reference")))
 
 

@@ -91,8 +91,9 @@ def _with_calls(config: DataConfig, cache: TextCache) -> DataConfig:
 def _called_once(files: Files, cache: TextCache) -> Files:
     fields = files.source_field, files.target_field
     if not files.source or not files.target:
-        both = own_texts.called_once(files.source, fields, cache) if files.source else ""
-        return replace(files, source=both)
+        if not files.source:
+            return files
+        return replace(files, source=own_texts.called_once(files.source, fields, cache))
     source = own_texts.called_once(files.source, fields[:1], cache)
     target = own_texts.called_once(files.target, fields[1:], cache)
     return replace(files, source=source, target=target)

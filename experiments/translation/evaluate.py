@@ -123,10 +123,10 @@ def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
 
 def _print_forced(loaded: Loaded, text: Text, options: EvaluateOptions) -> None:
     names = options.source or "the source", options.target or "the target"
-    search, own = search_of(loaded)
+    search, translation = search_of(loaded)
     sides = (
-        (loaded.require_tokenizer(), own),
-        (loaded.require_target_tokenizer(), replace(own, prefix="")),
+        (loaded.require_tokenizer(), translation),
+        (loaded.require_target_tokenizer(), replace(translation, prefix="")),
     )
     for name, lines, (tokenizer, settings) in zip(names, text, sides, strict=True):
         long = find_too_long(loaded.model, lines, tokenizer, search, settings)

@@ -217,10 +217,12 @@ def _wanted(config: TranslationConfig, folder: Path, start: Path | None) -> list
     """The settings that decide tokenizers and ids besides the text, as JSON."""
     data, model = config.data, config.model
     wanted: list = [data.tokenizer, model.vocab_size, model.source_vocab_size]
-    wanted += ["lowercase"] if data.lowercase else []
+    if data.lowercase:
+        wanted.append("lowercase")
     ids = _id_settings(config.search, config.translation) + [data.source_len, data.target_len]
     usual = _id_settings(SearchConfig(), TranslationOptions()) + [0, 0]
-    wanted += [ids] if ids != usual else []
+    if ids != usual:
+        wanted.append(ids)
     return wanted if start is None else [*wanted, _digests(folder)]
 
 

@@ -212,7 +212,8 @@ def _best_tokens(
     processors = [*beams.rules.logits_processors]
     if config.forced_bos is not None:
         processors.insert(0, force_token_at(config.forced_bos))
-    processors += [renormalize] if config.renormalize_logits else []
+    if config.renormalize_logits:
+        processors.append(renormalize)
     # What becomes of a stopped sentence does not matter; a row without one has no penalty.
     goes_on = ~beams.stopped
     penalties, early, lengths, at_end = (

@@ -54,11 +54,11 @@ def append_tokens(
     index: Int[Array, " B"],
 ) -> Hypotheses:
     """`hypotheses` with `tokens` at `index`; their log-probabilities are added to the scores."""
-    here = jnp.arange(hypotheses.tokens.shape[-1])[None, None] == index[:, None, None]
+    is_place = jnp.arange(hypotheses.tokens.shape[-1])[None, None] == index[:, None, None]
     return Hypotheses(
-        jnp.where(here, tokens[..., None], hypotheses.tokens),
+        jnp.where(is_place, tokens[..., None], hypotheses.tokens),
         hypotheses.scores + log_probs,
-        jnp.where(here, log_probs[..., None], hypotheses.log_probs),
+        jnp.where(is_place, log_probs[..., None], hypotheses.log_probs),
     )
 
 

@@ -72,8 +72,8 @@ class Gathering(NamedTuple):
             def sums_of(part: Batch) -> GradientSums:
                 # Between barriers XLA moves no gather and no reduce-scatter out of the loop over
                 # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
-                here, part = jax.lax.optimization_barrier((params, part))
-                sums = loss_and_gradient(self.of_parts(loss), here, part, rng)
+                stored, part = jax.lax.optimization_barrier((params, part))
+                sums = loss_and_gradient(self.of_parts(loss), stored, part, rng)
                 return jax.lax.optimization_barrier(sums)
 
             grads, *sums = accumulate(sums_of, params, batch, parts)

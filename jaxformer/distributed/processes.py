@@ -205,9 +205,9 @@ def assert_processes_agree(values: Mapping[str, Any]) -> None:
     # One shape, whatever each process compares: else it would wait for ever.
     everyone = _gathered([_digest(names), _digest([repr(value) for value in values.values()])])
     if np.any(everyone[:, 0] != everyone[0, 0]):
-        others = _processes(everyone[:, 0])
+        groups = _processes(everyone[:, 0])
         raise ConfigError(
-            f"the processes compare different things: {others}; here, on process "
+            f"the processes compare different things: {groups}; here, on process "
             f"{jax.process_index()} of {jax.process_count()}, {listed(names)}. Start the same "
             "command on all, with the same settings"
         )

@@ -12,6 +12,7 @@ max_length, d_model)`, and its method `decode` returns it with new tokens added.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, Self
 
 import jax
@@ -74,7 +75,8 @@ class LayerCache(struct.PyTreeNode):
     ) -> "LayerCache":
         """Zeros for up to `max_length` tokens of each of `num_beams` beams."""
         shape = batch_size, max_length * num_beams, kv_heads
-        keys, values = (jnp.zeros((*shape, size), dtype) for size in (key_size, value_size))
+        keys = jnp.zeros((*shape, key_size), dtype)
+        values = jnp.zeros((*shape, value_size), dtype)
         return cls.create(keys, values, num_beams)
 
     @property
@@ -127,17 +129,19 @@ class LayerCache(struct.PyTreeNode):
     def take_rows(self, rows: Int[AnyArray, " K"]) -> "LayerCache":
         """The K sentences `rows`; the arrays may have further axes at their beginnings."""
         whole = self._with_sentences()
-        kv = [
-            jnp.take(x, rows, axis=whole.key.ndim - 4, mode="clip")
-            for x in (whole.key, whole.value)
-        ]
-        return whole.replace(key=kv[0], value=kv[1], groups=(len(rows), self.groups[1]))._squeezed()
+        take = partial(jnp.take, indices=rows, axis=whole.key.ndim - 4, mode="clip")
+        groups = len(rows), self.groups[1]
+        return whole.replace(
+            key=take(whole.key), value=take(whole.value), groups=groups
+        )._squeezed()
 
     def put_rows(self, rows: Int[AnyArray, " K"], new: "LayerCache") -> "LayerCache":
         """The cache with the K sentences of `new` in `rows`; a row outside of it is left out."""
-        whole, new = self._with_sentences(), new._with_sentences()
-        at = (slice(None),) * (whole.key.ndim - 4) + (rows,)
-        key, value = whole.key.at[at].set(new.key), whole.value.at[at].set(new.value)
+        whole = self._with_sentences()
+        new = new._with_sentences()
+        at = (..., rows, slice(None), slice(None), slice(None))
+        key = whole.key.at[at].set(new.key)
+        value = whole.value.at[at].set(new.value)
         return whole.replace(key=key, value=value)._squeezed()
 
     def reorder_beams(self, parents: Int[Array, "B W2"]) -> "LayerCache":
@@ -147,10 +151,11 @@ class LayerCache(struct.PyTreeNode):
 
     def _with_sentences(self) -> "LayerCache":
         """The cache with all axes [..., B, K, _, _], also axes of size 1."""
-        first = self.key.ndim - 2 - sum(size > 1 for size in self.groups)
-        shapes = (*self.key.shape[:first], *self.groups), self.key.shape[-2:], self.value.shape[-2:]
-        key = self.key.reshape(*shapes[0], *shapes[1])
-        return self.replace(key=key, value=self.value.reshape(*shapes[0], *shapes[2]))
+        num_groups = sum(size > 1 for size in self.groups)
+        leading = self.key.shape[: self.key.ndim - 2 - num_groups]
+        key = self.key.reshape(*leading, *self.groups, *self.key.shape[-2:])
+        value = self.value.reshape(*leading, *self.groups, *self.value.shape[-2:])
+        return self.replace(key=key, value=value)
 
     def _squeezed(self) -> "LayerCache":
         """The inverse of `_with_sentences`."""
@@ -365,14 +370,15 @@ class Cache(struct.PyTreeNode):
                 )
         return parts
 
-    def _change_parts(self, change: Callable[..., Any], *others: "Cache") -> tuple[Any, ...]:
+    def _change_parts(self, change: Callable[..., Any], *more: "Cache") -> tuple[Any, ...]:
         """The layers with `change(part)` in the place of each part.
 
-        It also gets the parts of `others` in the same place. Stacked layers are changed together.
+        It also gets the parts of the caches `more` in the same place. Stacked layers are changed
+        together.
         """
-        self.parts()
+        self.parts()  # refuses what is no part
         change = jax.vmap(change) if self.is_stacked else change
-        layers = (cache.layers for cache in (self, *others))
+        layers = (cache.layers for cache in (self, *more))
         return jax.tree.map(change, *layers, is_leaf=_is_part)
 
     def check_room(self, count: int) -> None:

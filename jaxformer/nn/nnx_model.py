@@ -208,8 +208,8 @@ def _draw(rngs: nnx.Rngs | None, drops: bool) -> dict[str, jax.Array]:
         if "dropout" not in keys and "default" in keys:
             keys["dropout"] = rngs.dropout()
         return keys
-    others = {name for name, _ in rngs.items()} - {"params", "default", "dropout"}
-    return {name: rngs[name]() for name in sorted(others)}
+    streams = {name for name, _ in rngs.items()} - {"params", "default", "dropout"}
+    return {name: rngs[name]() for name in sorted(streams)}
 
 
 def _as_attributes(variables: Any) -> dict[str, Any]:

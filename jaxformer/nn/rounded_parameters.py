@@ -83,10 +83,12 @@ def _rounded_matrices(
     for results in reads.follow(program, paths + no_paths):
         reads.note(results, None)
     types: dict[str, np.dtype] = {}
-    for path, (dtype, *others) in reads.types.items():
+    for path, read_as in reads.types.items():
         is_matrix = path in recorder.owners and recorder.named_axes(path).inputs
-        if is_matrix and dtype is not None and not others:
-            types[path] = dtype
+        if is_matrix and len(read_as) == 1:
+            (dtype,) = read_as
+            if dtype is not None:
+                types[path] = dtype
     return types
 
 

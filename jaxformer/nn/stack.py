@@ -45,6 +45,12 @@ _XAVIER = nn.initializers.xavier_uniform()
 _NO_POSITIONS, _POST_NORM = NoPositions(), NormOptions()
 _ATTENTION, _FEED_FORWARD = AttentionOptions(), FeedForwardOptions()
 
+_LAYER_AXIS: dict[str, Any] = {
+    "variable_axes": {True: 0},  # whatever a block declares or sows has the layer axis
+    "split_rngs": {True: True},  # each layer draws from each stream of random numbers anew
+}
+"""Options of `nn.scan` and `nn.vmap` over stacked blocks."""
+
 
 class BlockInputs(NamedTuple):
     """The inputs that blocks of one kind share."""
@@ -122,8 +128,8 @@ class Stack(CheckedModule):
             self.blocks: list[nn.Module] = [
                 self.make_block(layer=i) for i in range(self.num_layers)
             ]
-        block = self.stacked_blocks if self.scan else self.blocks[0]
-        make_norm = self.make_norm or _norm_maker(block, self.norm_options, self.use_bias)
+        first_block = self.block_modules()[0]
+        make_norm = self.make_norm or _norm_maker(first_block, self.norm_options, self.use_bias)
         if self.input_norm:
             self.embedding_norm: nn.Module = make_norm()
         if self.output_norm:
@@ -189,8 +195,7 @@ class Stack(CheckedModule):
         # Each layer with its own parameters: a state may begin with some of them.
         of_layers = nn.vmap(
             lambda block, layer: init_layer(_with_number(block, layer)),
-            variable_axes=_LAYER_AXIS["variable_axes"],
-            split_rngs=_LAYER_AXIS["split_rngs"],
+            **_LAYER_AXIS,
             axis_size=self.num_layers,
         )
         return (of_layers(self.stacked_blocks, jnp.arange(self.num_layers)),)
@@ -279,7 +284,7 @@ class Stack(CheckedModule):
         self, x: Float[Array, "R T D"], inputs: InputsByKind, cache: Cache
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after all blocks, and their layers of `cache` with its tokens added."""
-        for block in [self.stacked_blocks] if self.scan else self.blocks:
+        for block in self.block_modules():
             _check_decode(type(block))
         if self.scan:
             return self.scan_decoding_blocks(x, inputs, cache)
@@ -385,11 +390,12 @@ class Stack(CheckedModule):
         Raises `ConfigError` for a scheme that acts on heads if a block does not tell them, or if
         they differ from block to block.
         """
-        blocks: Sequence[Any] = [self.stacked_blocks] if self.scan else self.blocks
+        blocks = self.block_modules()
         sizes = {_heads_of(block, width) for block in blocks}
-        first, *others = sizes
-        if first is not None and not others:
-            return first
+        if len(sizes) == 1:
+            (of_all,) = sizes
+            if of_all is not None:
+                return of_all
         kind = type(self.scheme)
         acts_on_heads = not (
             kind.rotation is PositionScheme.rotation and kind.bias is PositionScheme.bias
@@ -400,7 +406,11 @@ class Stack(CheckedModule):
                 f"{', '.join(sorted({type(block).__name__ for block in blocks}))} have different "
                 "ones or do not tell them: give each block the same fields num_heads and head_dim"
             )
-        return 1, width
+        return 1, width  # no scheme reads them
+
+    def block_modules(self) -> Sequence[Any]:
+        """The modules of the blocks: one of all layers in a scan."""
+        return [self.stacked_blocks] if self.scan else self.blocks
 
 
 def _with_number(block: nn.Module, layer: Int[Array, ""]) -> nn.Module:
@@ -526,9 +536,3 @@ def Encoder(  # noqa: N802  (it makes a module, as a class does)
         output_norm=norm_options.placement != "post",
         name=name,
     )
-
-
-_LAYER_AXIS: dict[str, Any] = {
-    "variable_axes": {True: 0},  # whatever a block declares or sows has the layer axis
-    "split_rngs": {True: True},  # each layer draws from each stream of random numbers anew
-}

@@ -25,15 +25,15 @@ def stack_blocks(params: Any) -> Any:
     if not isinstance(params, Mapping):
         return params
     names = [name for name in params if re.fullmatch(r"blocks_\d+", name)]
-    rest = {name: stack_blocks(tree) for name, tree in params.items() if name not in names}
+    outside = {name: stack_blocks(tree) for name, tree in params.items() if name not in names}
     if not names:
-        return rest
+        return outside
     blocks = (params[f"blocks_{i}"] for i in range(len(names)))
 
     def stack(*leaves: Any) -> Any:  # parameters that were loaded stay in numpy
         return (np if isinstance(leaves[0], np.ndarray) else jnp).stack(leaves)
 
-    return rest | {STACKED: jax.tree.map(stack, *blocks)}
+    return outside | {STACKED: jax.tree.map(stack, *blocks)}
 
 
 def unstack_blocks(params: Any) -> Any:

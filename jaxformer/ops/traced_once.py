@@ -18,8 +18,9 @@ def traced_once(modules: Sequence[nn.Module], method: str) -> list[Callable[...,
     scope: Any = modules[0].scope
     if scope.rngs or scope.mutable:
         return methods
-    first, *others = (module.clone(parent=None, name=None, layer=None) for module in modules)
-    if any(other != first for other in others):
+    unbound = [module.clone(parent=None, name=None, layer=None) for module in modules]
+    first = unbound[0]
+    if any(module != first for module in unbound):
         return methods
     apply = jax.jit(
         lambda variables, *args, **options: first.apply(variables, *args, method=method, **options)

@@ -27,14 +27,15 @@ def stack_members(members: Sequence[Any]) -> Any:
     """
     if not members:
         raise ConfigError("an ensemble was given no member: give the parameters of at least one")
-    first, *others = map(_shapes, members)
-    for number, other in enumerate(others, start=2):
-        for path in sorted(first | other):
-            one, two = first.get(path, "absent"), other.get(path, "absent")
-            if one != two:
+    expected = _shapes(members[0])
+    for number, member in enumerate(members[1:], start=2):
+        shapes = _shapes(member)
+        for path in sorted(expected | shapes):
+            of_first, of_member = expected.get(path, "absent"), shapes.get(path, "absent")
+            if of_first != of_member:
                 raise ConfigError(
-                    f"members of an ensemble must have the same shapes, but {path} is {one} in "
-                    f"member 1 and {two} in member {number}: give models of one size"
+                    f"members of an ensemble must have the same shapes, but {path} is {of_first} "
+                    f"in member 1 and {of_member} in member {number}: give models of one size"
                 )
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), *members)
 

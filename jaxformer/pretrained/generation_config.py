@@ -127,13 +127,15 @@ def generation_json(
     content["min_new_tokens"] = config.min_new_tokens or None
     content["suppress_tokens"] = list(config.suppress_tokens) or None
     if isinstance(config, SearchConfig):
-        (first, *others), fields = config.eos, _SEARCH
-        forces_eos = config.at_max_length == "force_eos_at_no_cost" and not others
+        fields = _SEARCH
+        first = config.eos[0]
+        has_one_eos = len(config.eos) == 1
+        forces_eos = config.at_max_length == "force_eos_at_no_cost" and has_one_eos
         stops = {kind: value for value, kind in _EARLY_STOPPING.items()}
         content |= {
             "early_stopping": stops[config.early_stopping],
             "max_new_tokens": config.max_new_tokens or max_len - 1,
-            "eos_token_id": list(config.eos) if others else first,
+            "eos_token_id": first if has_one_eos else list(config.eos),
             "forced_eos_token_id": first if forces_eos else None,
             "forced_bos_token_id": config.forced_bos,
         }

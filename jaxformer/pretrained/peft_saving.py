@@ -95,10 +95,10 @@ def save_adapter(
             written.append(_write(entry, given, shapes, family))
         if _is_changed(entry, leaves, shapes, base):
             changed.add(_module_of(entry))
-    both = sorted(changed & {adapter.module for adapter in written})
-    if both:
+    in_both = sorted(changed & {adapter.module for adapter in written})
+    if in_both:
         raise ConfigError(
-            f"{both[0]} has an adapter and other weights than {base.folder}, which peft "
+            f"{in_both[0]} has an adapter and other weights than {base.folder}, which peft "
             "cannot hold in one layer: export the whole model"
         )
     tensors = {name: array for adapter in written for name, array in adapter.tensors.items()}

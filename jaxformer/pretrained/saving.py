@@ -106,7 +106,8 @@ def save_pretrained(
         return leaves[path].read() if path in leaves else np.zeros(shapes[path], np.float32)
 
     hf = _with_ids(hf, tokenizer, generation) if like is None else kept.with_keys(chosen, hf)
-    hf |= {} if tokenizer is None or kept.has_tokenizer else _token_ids(tokenizer)
+    if tokenizer is not None and not kept.has_tokenizer:
+        hf |= _token_ids(tokenizer)
     hf |= token_ids or {}
     read_config(chosen, hf)  # refuses ids that the family does not support
     if spec.kind in _CLASSIFIERS:
@@ -163,8 +164,8 @@ class _Kept:
         """The config.json `hf`, with what the folder's says beside the family's own settings."""
         known = {name for key in family.keys for name in key.names} | {*family.aliases}
         known |= {"dtype", "num_labels", "id2label", "label2id", "problem_type"}
-        others = {key: value for key, value in self.config.items() if key not in known}
-        return {**others, **hf, "torch_dtype": "float32"}
+        unread = {key: value for key, value in self.config.items() if key not in known}
+        return {**unread, **hf, "torch_dtype": "float32"}
 
 
 class _Leaf:
@@ -239,12 +240,12 @@ def _refuse_own_parts(model: Any) -> None:
             "from, so no family has it: train the library's own class"
         )
     known: dict[str, tuple[Any, ...]] = {
-        "block": (*REMAT.values(),),
-        "attention_fn": (*ATTENTION_FNS.values(),),
+        "block": tuple(REMAT.values()),
+        "attention_fn": tuple(ATTENTION_FNS.values()),
     }
     for name, values in known.items():
         value = getattr(body, name)
-        if not any(value is one for one in values):
+        if not any(value is known_value for known_value in values):
             called = getattr(value, "__name__", repr(value))
             raise ConfigError(
                 f"the model has the {name} {called}, which no family has, so the folder would "
@@ -285,7 +286,8 @@ def _with_ids(
 ) -> dict[str, Any]:
     """The config.json `hf` with the ids of special tokens."""
     with_ids = {"torch_dtype": "float32", **_token_ids(None), **hf}
-    with_ids |= {} if tokenizer is None else _token_ids(tokenizer)
+    if tokenizer is not None:
+        with_ids |= _token_ids(tokenizer)
     if isinstance(generation, SearchConfig):  # without BOS, padding starts each text
         start = (with_ids["bos_token_id"], with_ids["pad_token_id"], TranslationOptions.bos)
         with_ids["decoder_start_token_id"] = next(x for x in start if x is not None)

@@ -88,6 +88,7 @@ def load_sentence_options(folder: str | os.PathLike[str], max_len: int) -> Sente
 
 
 def _read(path: Path, max_len: int) -> SentenceOptions:
+    """The options of the folder `path`, which has a modules.json."""
     modules = [(_kind(each), path / each.get("path", "")) for each in _modules(path)]
     kinds = [kind for kind, _ in modules]
     if kinds[:2] != ["Transformer", "Pooling"] or modules[0][1] != path:
@@ -95,14 +96,16 @@ def _read(path: Path, max_len: int) -> SentenceOptions:
             f"the modules are {', '.join(kinds)}, but the first must be a Transformer in the "
             "folder itself and the second its Pooling"
         )
+    pooling_folder = modules[1][1]
     layers = []
     for kind, place in modules[2:]:
         if kind not in _LAYERS:
             raise ConfigError(f"the module {kind} is not supported: use {', '.join(_LAYERS)}")
         layers.append(_LAYERS[kind](place))
-    pooling = read_json(modules[1][1] / "config.json")
-    names = ("sentence_bert_config", "config_sentence_transformers", "tokenizer_config")
-    transformer, whole, tokenizer = (read_json(path / f"{x}.json", default={}) for x in names)
+    pooling = read_json(pooling_folder / "config.json")
+    transformer = read_json(path / "sentence_bert_config.json", default={})
+    whole = read_json(path / "config_sentence_transformers.json", default={})
+    tokenizer = read_json(path / "tokenizer_config.json", default={})
     limit = transformer.get("max_seq_length") or tokenizer.get("model_max_length") or max_len
     return SentenceOptions(
         pooling=_pooling(pooling),
@@ -116,6 +119,7 @@ def _read(path: Path, max_len: int) -> SentenceOptions:
 
 
 def _modules(path: Path) -> list[dict[str, Any]]:
+    """The modules that modules.json lists: the class and the folder of each."""
     modules = read_json(path / "modules.json", list)
     if not all(isinstance(each, dict) and isinstance(each.get("type"), str) for each in modules):
         raise DataError("it must list modules, each with its type")
@@ -133,6 +137,7 @@ def _kind(module: Mapping[str, Any]) -> str:
 
 
 def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """The ways of pooling that the config.json of a Pooling names, by a new key or by old ones."""
     modes = config.get("pooling_mode")
     if modes is None:
         modes = [mode for key, mode in _OLD_NAMES.items() if config.get(key)] or ["mean"]
@@ -140,13 +145,15 @@ def _pooling(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _check_place(config: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a module that reads or writes something else than the vector."""
     for key in ("module_input_name", "module_output_name"):
         if config.get(key) not in (None, "sentence_embedding"):
             raise ConfigError(f"{key}={as_text(config[key])}, but only the text's vector is read")
 
 
 def _dense(folder: Path) -> Layer:
-    config, tensors = read_json(folder / "config.json"), Tensors(folder)
+    config = read_json(folder / "config.json")
+    tensors = Tensors(folder)
     _check_place(config)
     name = config.get("activation_function", "torch.nn.modules.activation.Tanh")
     if name not in _ACTIVATIONS:
@@ -159,10 +166,10 @@ def _dense(folder: Path) -> Layer:
 
     kernel = read("linear.weight").T
     bias = read("linear.bias") if config.get("bias", True) else 0.0
-    residual: Any = 0.0
+    residual: np.ndarray | None = None
     if config.get("use_residual"):
-        square = kernel.shape[0] == kernel.shape[1]
-        residual = np.eye(len(kernel), dtype=np.float32) if square else read("residual.weight").T
+        is_square = kernel.shape[0] == kernel.shape[1]
+        residual = np.eye(len(kernel), dtype=np.float32) if is_square else read("residual.weight").T
 
     def dense(x: np.ndarray) -> np.ndarray:
         if x.shape[1] != len(kernel):
@@ -171,7 +178,7 @@ def _dense(folder: Path) -> Layer:
                 f"{len(kernel)}: use the folder's pooling"
             )
         out = np.asarray(_ACTIVATIONS[name](x @ kernel + bias))
-        return out if isinstance(residual, float) else out + x @ residual
+        return out if residual is None else out + x @ residual
 
     return dense
 

@@ -73,8 +73,8 @@ def add_adapters(
     ['bias', 'kernel']
     """
     leaves = flatten(params)
-    matrices = {path: axes_of(path, leaf, axes) for path, leaf in leaves.items()}
-    matrices = {path: parameter for path, parameter in matrices.items() if parameter.inputs}
+    axes_by_path = {path: axes_of(path, leaf, axes) for path, leaf in leaves.items()}
+    matrices = {path: parameter for path, parameter in axes_by_path.items() if parameter.inputs}
     chosen = [path for path in matrices if re.search(targets, path)]
     if not chosen:
         raise ConfigError(
@@ -92,8 +92,8 @@ def add_adapters(
         # One program draws matrices of one shape: one for each takes ten times as long to compile.
         for number, a in zip(numbers, jax.vmap(draw)(keys[np.array(numbers)]), strict=True):
             path = chosen[number]
-            adapter = _adapter(matrices[path], leaves[path], a, alpha)
-            leaves |= {f"{path}{ADAPTER_SUFFIX}/{name}": leaf for name, leaf in adapter.items()}
+            adapter = _new_adapter(matrices[path], leaves[path], a, alpha)
+            leaves |= dict(zip(_adapter_paths(path), adapter, strict=True))
     return unflatten_dict(leaves, sep="/")
 
 
@@ -107,15 +107,13 @@ def merge_adapters(params: Params) -> Params:
     """
     leaves = _flatten(params)
     merged = _without_adapters(leaves)
-    for path in merged:
-        adapter = _adapter_of(path, leaves)
-        if adapter:
-            merged[path] = _merged(merged[path], *adapter.values())
+    for path, adapter in adapters_of(params).items():
+        merged[path] = _merged(merged[path], adapter)
     return unflatten_dict(merged, sep="/")
 
 
 class Adapter(NamedTuple):
-    """The parameters of the adapter of a matrix."""
+    """The parameters of the adapter of a matrix, in the order of `_adapter_paths`."""
 
     a: Any
     b: Any
@@ -125,8 +123,12 @@ class Adapter(NamedTuple):
 def adapters_of(params: Params) -> dict[str, Adapter]:
     """The adapters in `params`, by the paths of their matrices."""
     leaves = _flatten(params)
-    found = {path: _adapter_of(path, leaves) for path in leaves}
-    return {path: Adapter(*parts.values()) for path, parts in found.items() if parts}
+    adapters = {}
+    for path in leaves:
+        paths = _adapter_paths(path)
+        if all(x in leaves for x in paths):
+            adapters[path] = Adapter(*(leaves[x] for x in paths))
+    return adapters
 
 
 def attach_adapters(params: Params, axes: ModelAxes) -> Params:
@@ -147,14 +149,11 @@ def attach_adapters(params: Params, axes: ModelAxes) -> Params:
     """
     leaves = _flatten(params)
     attached = _without_adapters(leaves)
-    for path in attached:
-        adapter = _adapter_of(path, leaves)
-        if not adapter:
-            continue
+    for path, adapter in adapters_of(params).items():
         if path in axes and axes[path].module is Dense:
-            attached[path] = AdaptedMatrix(attached[path], *adapter.values())
+            attached[path] = AdaptedMatrix(attached[path], *adapter)
         else:
-            attached[path] = _merged(attached[path], *adapter.values())
+            attached[path] = _merged(attached[path], adapter)
     return unflatten_dict(attached, sep="/")
 
 
@@ -193,15 +192,15 @@ def _flatten(params: Params) -> dict[str, Any]:
     return flatten_dict(params, sep="/")
 
 
-def _adapter_of(path: str, leaves: dict[str, Any]) -> dict[str, Any]:
-    """The leaves of the adapter of the matrix at `path`, by their paths; {} where there is none."""
-    paths = [f"{path}{ADAPTER_SUFFIX}/{name}" for name in ("a", "b", "scale")]
-    return {path: leaves[path] for path in paths} if all(x in leaves for x in paths) else {}
+def _adapter_paths(path: str) -> list[str]:
+    """The paths of the parameters of an adapter of the matrix at `path`."""
+    return [f"{path}{ADAPTER_SUFFIX}/{name}" for name in Adapter._fields]
 
 
 def _without_adapters(leaves: dict[str, Any]) -> dict[str, Any]:
-    adapters = {path for matrix in leaves for path in _adapter_of(matrix, leaves)}
-    return {path: leaf for path, leaf in leaves.items() if path not in adapters}
+    """The leaves by path that belong to no adapter."""
+    in_adapters = {x for path in adapters_of(leaves) for x in _adapter_paths(path)}
+    return {path: leaf for path, leaf in leaves.items() if path not in in_adapters}
 
 
 def _draw_inputs(axes: Axes, leaf: Any, rank: int, rng: jax.Array) -> jax.Array:
@@ -212,21 +211,21 @@ def _draw_inputs(axes: Axes, leaf: Any, rank: int, rng: jax.Array) -> jax.Array:
     return jax.random.uniform(rng, shape, leaf.dtype, -limit, limit)
 
 
-def _adapter(axes: Axes, leaf: Any, a: jax.Array, alpha: float) -> dict[str, jax.Array]:
+def _new_adapter(axes: Axes, leaf: Any, a: jax.Array, alpha: float) -> Adapter:
     """The adapter of a matrix before the first step, with its drawn `a`."""
     _, outputs = axes.matrix_shape(leaf.shape)
     stack = leaf.shape[: axes.num_stacked]
     rank = a.shape[-1]
-    return {
-        "a": a,
-        "b": jnp.zeros((*stack, rank, outputs), leaf.dtype),
-        "scale": jnp.full(stack, alpha / rank, leaf.dtype),
-    }
+    return Adapter(
+        a=a,
+        b=jnp.zeros((*stack, rank, outputs), leaf.dtype),
+        scale=jnp.full(stack, alpha / rank, leaf.dtype),
+    )
 
 
-def _merged(*parts: Any) -> Any:
+def _merged(matrix: Any, adapter: Adapter) -> Any:
     """A matrix with the product of its adapter added; loaded parameters stay in numpy."""
-    matrix, a, b, scale = nn.unbox(parts)
+    matrix, (a, b, scale) = nn.unbox((matrix, adapter))
     if isinstance(matrix, np.ndarray):
         product = np.matmul(a, b)
     else:

@@ -32,9 +32,10 @@ Metrics = dict[str, Scalar]
 GradientSums = tuple[Params, Scalar, Scalar, Metrics]
 """Sums over a batch: the gradient, the loss, the number of tokens, and named auxiliary sums."""
 
-STEP_METRICS = ("loss", "tokens", "grad_norm", "skipped", "consecutive_skips")
-STEP_STATISTICS = STEP_METRICS[2:]
+STEP_STATISTICS = ("grad_norm", "skipped", "consecutive_skips")
 """The metrics of a step that are not sums over its tokens."""
+
+STEP_METRICS = ("loss", "tokens", *STEP_STATISTICS)
 
 
 class TrainState(struct.PyTreeNode):
@@ -217,23 +218,15 @@ def loss_sums(
 ) -> tuple[Scalar, tuple[Scalar, Metrics]]:
     """(loss, (tokens, auxiliary)) that `loss` returns; `TypeError` for anything else."""
     returned = loss(params, batch, rng)
-    total: Any = None
-    tokens: Any = None
-    auxiliary: Any = {}
-    if isinstance(returned, tuple) and len(returned) == 2:
-        total, tokens = returned
-    elif isinstance(returned, tuple) and len(returned) == 3:
-        total, tokens, auxiliary = returned
-    is_valid = isinstance(auxiliary, Mapping)
-    if is_valid:
-        is_valid = all(map(_is_scalar, (total, tokens, *auxiliary.values())))
-    if not is_valid:
+    if not _is_valid(returned):
         shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(jnp.shape(x))}", returned)
         raise TypeError(
             f"the loss returned {shapes}, but it must return (sum in nats, number of tokens) or "
             "(sum in nats, number of tokens, {name: sum}), all of them scalars: return sums, not "
             "means; the step divides by the number of tokens"
         )
+    total, tokens, *last = returned
+    auxiliary: Mapping[str, Scalar] = last[0] if last else {}
     taken = set(auxiliary) & set(STEP_METRICS)
     if taken:
         raise TypeError(
@@ -241,6 +234,16 @@ def loss_sums(
             "step itself: use another name"
         )
     return total, (tokens, dict(auxiliary))
+
+
+def _is_valid(returned: Any) -> bool:
+    """Whether a loss returned (scalar, scalar) or (scalar, scalar, {name: scalar})."""
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        return False
+    auxiliary = returned[2] if len(returned) == 3 else {}
+    if not isinstance(auxiliary, Mapping):
+        return False
+    return all(map(_is_scalar, (*returned[:2], *auxiliary.values())))
 
 
 def _is_scalar(value: Any) -> bool:
@@ -330,7 +333,8 @@ def make_update(
                 value_fn=value_fn,
                 specs=specs,
             )
-            params, ema = optax.apply_updates(state.params, updates), state.ema
+            params = optax.apply_updates(state.params, updates)
+            ema = state.ema
             if ema is not None:  # at first the decay is small, to forget the random parameters
                 done = (state.step - state.skipped).astype(jnp.float32)
                 decay = jnp.minimum(ema_decay, (1.0 + done) / (10.0 + done))

@@ -170,7 +170,8 @@ def _take(
         if positional and not is_list and name != positional:
             later_words = [word for words in uses for word in words[count:]]
             uses = [words[:count] for words in uses]
-            groups.setdefault(positional, []).extend([later_words] if later_words else [])
+            if later_words:
+                groups.setdefault(positional, []).append(later_words)
         if name in flags:
             on = flags[name]
             values[on] = name == on
@@ -253,7 +254,8 @@ def _own_parts(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) 
     for name in [name for name in groups if plain.part_kinds(kinds.get(name))]:
         word = _read(kinds[name], groups[name][-1], f"--{name}")
         part = plain.find_part(kinds[name], word, f"--{name}")
-        settings_of_parts |= {} if part == word else config_files.settings(part, f"{name}.")
+        if part != word:
+            settings_of_parts |= config_files.settings(part, f"{name}.")
     return settings_of_parts
 
 

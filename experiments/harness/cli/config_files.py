@@ -30,7 +30,10 @@ def from_words(kind: Any, words: Sequence[str], where: str) -> Any:
     `ConfigError` for words that do not fit.
     """
     for values in ([*map(_literal, words)], list(words)):
-        for value in (values, *values) if len(values) == 1 else (values,):
+        readings: list[Any] = [values]
+        if len(values) == 1:
+            readings += values
+        for value in readings:
             with contextlib.suppress(ConfigError):
                 return from_plain(kind, value, where)
     given = json.dumps(" ".join(words), ensure_ascii=False)
@@ -107,7 +110,8 @@ def _refuse_what_a_parent_decides(config: Any, given: Mapping[str, Any]) -> None
     its setting, so it is refused, too.
     """
     start = getattr(config, "init_from", "")
-    for name, value in _defaults_from_start(config).items() if start else ():
+    defaults = _defaults_from_start(config) if start else {}
+    for name, value in defaults.items():
         if name in given:
             raise ConfigError(
                 f"{name}={value!r} is the default, with which a run has what {start} says: leave "

@@ -11,6 +11,7 @@ import jax
 from experiments.harness.planning.hlo import Program
 from experiments.harness.planning.schedules import Schedule, take_schedules
 from experiments.harness.training.devices import choose_devices
+from experiments.harness.training.parameters import result_tree
 from experiments.harness.training.task import Cost, MakeStep
 from jaxformer.distributed import Strategy
 from jaxformer.errors import is_out_of_memory
@@ -103,7 +104,7 @@ def plan_run(config: Any, training: PlannedTraining, devices: Any = None) -> Run
     strategy = strategy.for_model(model)
     make_state, step = training.make_step(config, model, batch, strategy)
     state = strategy.abstract(make_state)
-    params = getattr(state, config.training.result_tree)
+    params = result_tree(state, config.training)
     held = bytes_per_device((state.params, state.opt_state, state.ema))
     parts = config.training.parts_on(strategy)
     lower_step = {"step": lambda: step.lower(state, strategy.abstract_batch(batch, parts))}

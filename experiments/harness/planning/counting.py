@@ -195,7 +195,8 @@ def moved_bytes(program: Program, computation: str, each: Instruction) -> float:
     The memory that a product of cuBLAS may work in is no result.
     """
     has_memory = each.target.startswith(_CUBLAS) and len(each.shapes) > 1
-    results = sum(shape.bytes for shape in (each.shapes[:-1] if has_memory else each.shapes))
+    shapes = each.shapes[:-1] if has_memory else each.shapes
+    results = sum(shape.bytes for shape in shapes)
     if each.opcode in _READ_IN_PART:
         return 2.0 * results
     operands = program.operand_shapes(computation, each)

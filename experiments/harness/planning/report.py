@@ -120,7 +120,8 @@ def describe(program: PlannedProgram, accelerator: str, estimate: bool = False) 
         for name, spec, explanation in program.attention:
             chosen, *reasons = explanation.splitlines()
             calls += [f"{name}, for {spec}", *(reason.strip() for reason in reasons)]
-            calls += [] if chosen.endswith(f": {name}") else [f"auto takes {chosen.split()[-1]}"]
+            if not chosen.endswith(f": {name}"):
+                calls.append(f"auto takes {chosen.split()[-1]}")
         sent = list(_collective_rows(program))
         lines += _rows("  attention", calls) + _rows("  collectives", sent or ["none"])
     if unknown := len(program.program.unknown_loops):
@@ -137,7 +138,7 @@ def describe_step(
     estimate: bool = False,
 ) -> str:
     """Report of the work and the time of a step that has `cost` on all `devices`."""
-    peak = devices * getattr(ACCELERATORS[accelerator], dtype)
+    peak = devices * ACCELERATORS[accelerator].peak(dtype)
     lines = [f"work per step       {cost.flops:.3e} FLOPs by the equations"]
     if not estimate:
         done = work(step.program)
@@ -176,9 +177,9 @@ def describe_step(
         f"time per step       {time.total:.3g} s, no waiting for memory: predicted, never measured"
     )
     lines += [f"  {name:<17} {x:.3g} s, {how}" for name, (x, how) in parts.items() if x]
-    speed = f"{cost.positions / time.total:,.0f} tokens per second"
+    most = f"{cost.positions / time.total:,.0f} tokens per second"
     mfu = f"MFU {cost.flops / time.total / peak:.1%}"
-    return "\n".join([*lines, f"speed               at most {speed}, {mfu}"])
+    return "\n".join([*lines, f"speed               at most {most}, {mfu}"])
 
 
 def advice(config: Any, program: PlannedProgram, accelerator: str, num_shards: int) -> list[str]:
@@ -188,7 +189,8 @@ def advice(config: Any, program: PlannedProgram, accelerator: str, num_shards: i
         return []
     accumulation = 2 * num_shards * -(-training.parts // num_shards)
     parts = [f"--training.grad_accumulation {accumulation}"]
-    parts += [] if training.loss_chunk else [f"--training.loss_chunk {_LOSS_CHUNK}"]
+    if not training.loss_chunk:
+        parts.append(f"--training.loss_chunk {_LOSS_CHUNK}")
     kind = program.name.split()[0]
     tried: list[str] = []
     if kind == "validation":
@@ -201,7 +203,8 @@ def advice(config: Any, program: PlannedProgram, accelerator: str, num_shards: i
         remats = list(REMAT)
         keeping_less = remats[remats.index(training.remat) + 1 :]
         tried = parts + [f"--training.remat {name}" for name in keeping_less]
-        tried += [] if config.model.dtype == "bfloat16" else ["--model.dtype bfloat16"]
+        if config.model.dtype != "bfloat16":
+            tried.append("--model.dtype bfloat16")
     kept = program.memory - program.temporary
     times = 2 ** max(math.ceil(math.log2(2 * kept / free)), 1)
     tried.append(f"--strategy sharded and an fsdp axis {times} times as long")

@@ -70,11 +70,14 @@ def take_schedules() -> dict[str, Schedule]:
     """
     asked = re.search(rf"--xla_jf_dump_to=(\S*{_FOLDER}\S*)", os.environ.get(_VARIABLE, ""))
     schedules: dict[str, Schedule] = {}
-    for path in sorted(Path(asked[1]).iterdir()) if asked else ():
+    if asked is None:
+        return schedules
+    for path in sorted(Path(asked[1]).iterdir()):
         name = re.search(rf"-([^-]*tpu_flash_[^-]*)-\d+-{_FILES}\.txt$", path.name)
         if name:
             schedule = read_schedule(path.read_text(encoding="utf-8"))
-            schedules |= {name[1]: schedule} if schedule else {}
+            if schedule:
+                schedules[name[1]] = schedule
         path.unlink()
     return schedules
 

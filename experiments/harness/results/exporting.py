@@ -109,8 +109,9 @@ def export(options: ExportOptions, load: Callable[[], Published], presets: Seque
             token_ids=given.token_ids,
             labels=given.labels,
         )
-        for name, text in given.files.items() if distributed.is_first() else ():
-            (out / name).write_text(text, encoding="utf-8")
+        if distributed.is_first():
+            for name, text in given.files.items():
+                (out / name).write_text(text, encoding="utf-8")
     except ConfigError as error:
         raise ConfigError(
             f"{options.run} cannot be exported: {error}. Runs of the presets "
@@ -132,9 +133,8 @@ def model_card(options: ExportOptions, run: Published, inexpressible: Sequence[s
     """
     folder, config = options.folder, run.config
     _, steps, tree = options.weights
-    scores, environment = (
-        Record(folder / f"{name}.json").read_if_intact() for name in ("scores", "env")
-    )
+    scores = Record(folder / "scores.json").read_if_intact()
+    environment = Record(folder / "env.json").read_if_intact()
     data = config.data
     files = {part: getattr(data, part) for part in ("train", "validation", "test")}
     names = {

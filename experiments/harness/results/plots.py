@@ -147,8 +147,9 @@ def draw_curves(
     for name, runs in named.items():
         color, dash = style[name]
         label = f"{name} ({len(runs)} runs)" if len(runs) > 1 else name
-        together = len(aligned(runs)[0]) > 0
-        for part in [runs] if together else [[run] for run in runs]:
+        have_common_steps = len(aligned(runs)[0]) > 0
+        parts = [runs] if have_common_steps else [[run] for run in runs]
+        for part in parts:
             steps, values = _thinned(*aligned(part), max(_DOTS, _POINTS // len(named)))
             values = kind.scale * values
             marker = "." if len(steps) < _DOTS else ""  # one point alone draws no line
@@ -187,10 +188,10 @@ def best_first(metric: str, intervals: Iterable[Interval]) -> list[Interval]:
 
 def best_of(metric: str, intervals: Iterable[Interval]) -> Interval | None:
     """The interval with the best mean; None for a tie, and where there is nothing to compare."""
-    first, *others = best_first(metric, intervals)
-    if not others or not quantity(metric).better or others[0].mean == first.mean:
+    ordered = best_first(metric, intervals)
+    if len(ordered) < 2 or not quantity(metric).better or ordered[0].mean == ordered[1].mean:
         return None
-    return first
+    return ordered[0]
 
 
 def score_strip(metric: str, intervals: Sequence[Interval], style: Styles) -> "Figure":

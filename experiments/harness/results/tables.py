@@ -33,7 +33,8 @@ class Table(NamedTuple):
 def render(comparison: Comparison, form: Format = "terminal") -> str:
     """The tables of `comparison`, what they mean, and warnings."""
     tables = [group_table(comparison)]
-    tables += [difference_table(comparison)] if comparison.differences else []
+    if comparison.differences:
+        tables.append(difference_table(comparison))
     parts = [write(table, form) for table in tables]
     if form == "csv":
         return "\n".join(parts)
@@ -43,7 +44,8 @@ def render(comparison: Comparison, form: Format = "terminal") -> str:
             textwrap.fill(x, 80, subsequent_indent="  ", break_long_words=False) for x in notes
         ]
     else:
-        notes = [f"{'-' if form == 'markdown' else '%'} {note}" for note in notes]
+        mark = "-" if form == "markdown" else "%"
+        notes = [f"{mark} {note}" for note in notes]
     return "\n\n".join([*parts, "\n".join(notes)])
 
 
@@ -56,8 +58,14 @@ def group_table(comparison: Comparison) -> Table:
     """A row for each group."""
     number = _writer(comparison)
     rows = [
-        (x.name, str(len(x.runs)), number(x.mean), number(x.deviation))
-        + (number(x.seeds, "±"), number(x.items, "±"))
+        (
+            x.name,
+            str(len(x.runs)),
+            number(x.mean),
+            number(x.deviation),
+            number(x.seeds, "±"),
+            number(x.items, "±"),
+        )
         for x in comparison.groups
     ]
     return Table((comparison.metric, "n", "mean", "sd", "seeds", "items"), rows)
@@ -67,8 +75,13 @@ def difference_table(comparison: Comparison) -> Table:
     """A row for each group but the baseline."""
     number = _writer(comparison)
     rows = [
-        (x.name, number(x.value, "+" if x.value > 0 else ""))
-        + (number(x.seeds, "±"), number(x.items, "±"), number(x.p_value, digits=4))
+        (
+            x.name,
+            number(x.value, "+" if x.value > 0 else ""),
+            number(x.seeds, "±"),
+            number(x.items, "±"),
+            number(x.p_value, digits=4),
+        )
         for x in comparison.differences
     ]
     base = comparison.groups[0].name
@@ -137,18 +150,20 @@ def describe(comparison: Comparison) -> list[str]:
     first = comparison.groups[0].runs[0]
     items = "" if first.items is None else f", {len(first.items):,} items"
     lines = [f"{comparison.text} text{items}, SHA-256 {first.digest[:12] or 'unknown'}"]
-    lines += [comparison.signature] if comparison.signature else []
+    if comparison.signature:
+        lines.append(comparison.signature)
     if comparison.passed_over:
-        usual, used = (quantity(x).label for x in (comparison.passed_over, comparison.metric))
+        usual = quantity(comparison.passed_over).label
+        used = quantity(comparison.metric).label
         lines.append(f"{usual} is the same for all runs, so {used} compares them")
-    lines += [
+    lines.append(
         "n: seeds; sd: deviation of the seeds; seeds, items: halves of 95 % intervals over other "
         f"seeds (t) and test items (bootstrap, {bootstrap.RESAMPLES:,})"
-    ]
+    )
     if comparison.differences:
-        lines += [
+        lines.append(
             f"p: paired bootstrap ({bootstrap.RESAMPLES:,}) over items, seed {bootstrap.SEED}"
-        ]
+        )
     return lines
 
 
@@ -198,10 +213,10 @@ def in_columns(table: Table, width: int | None) -> str:
     if width is None or max(map(len, text.splitlines())) <= width:
         return text
     lines = []
-    for first, *others in table.rows:
-        cells = zip(table.titles[1:], others, strict=True)
-        words = ", ".join(f"{title} {cell}" for title, cell in cells if cell != "-")
-        lines.append(first)
+    for name, *cells in table.rows:
+        titled = zip(table.titles[1:], cells, strict=True)
+        words = ", ".join(f"{title} {cell}" for title, cell in titled if cell != "-")
+        lines.append(name)
         lines += textwrap.wrap(words, width, initial_indent="  ", subsequent_indent="  ")
     return "\n".join(lines)
 

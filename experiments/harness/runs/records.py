@@ -59,7 +59,8 @@ def text_of(record: Any, field: str, where: str) -> str:
     """The text under the dotted name `field` of `record`, which an error calls `where`."""
     value = record
     is_column = isinstance(record, dict) and field in record  # also one whose name has dots
-    for name in [field] if is_column else field.split("."):
+    names = [field] if is_column else field.split(".")
+    for name in names:
         if not isinstance(value, dict) or name not in value:
             known = ", ".join(map(str, value)) if isinstance(value, dict) else shorten(repr(value))
             raise DataError(f"{where}: there is no field {field!r}, but {known or 'nothing'}")

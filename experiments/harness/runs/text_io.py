@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from experiments.harness.runs import distributed, user_cache
 from jaxformer.errors import ConfigError, DataError
@@ -60,27 +60,36 @@ def open_binary(path: str, stack: ExitStack) -> BinaryIO:
         raise _unreadable(path, error) from error
 
 
-def read_chunks(
-    file: BinaryIO, size: int, name: str, problems: list[str]
-) -> Iterator[tuple[int, list[str]]]:
-    """(number of the first line, lines) of `size` lines at a time; only a line feed ends one.
+class Chunk(NamedTuple):
+    """Lines of a file."""
 
-    The first line that is not UTF-8 ends them, and is described in `problems`.
+    first: int
+    """The number of the first line, from 1."""
+    lines: list[str]
+    problem: str = ""
+    """Why no line follows, where the next one cannot be read."""
+
+
+def read_chunks(file: BinaryIO, size: int, name: str) -> Iterator[Chunk]:
+    """The lines of `file`, `size` at a time; only a line feed ends one.
+
+    The first line that is not UTF-8 ends them; errors call the file `name`.
     """
     first = 1
     while raw := list(islice(file, size)):
         if first == 1:
             raw[0] = raw[0].removeprefix(codecs.BOM_UTF8)
         lines, error = _decode(raw)
-        yield first, lines
-        first += len(lines)
         if error is not None:
             byte = error.object[error.start]
-            problems.append(
-                f"{name}:{first}: byte {error.start + 1} of the line (0x{byte:02x}) is not UTF-8: "
-                "convert the text to UTF-8"
+            problem = (
+                f"{name}:{first + len(lines)}: byte {error.start + 1} of the line (0x{byte:02x}) "
+                "is not UTF-8: convert the text to UTF-8"
             )
+            yield Chunk(first, lines, problem)
             return
+        yield Chunk(first, lines)
+        first += len(lines)
 
 
 def _decode(raw: list[bytes]) -> tuple[list[str], UnicodeDecodeError | None]:
@@ -126,8 +135,8 @@ def answer_lines(kind: str, answer: Callable[[str], None]) -> None:
 
 def check_output(output: str, *inputs: str) -> None:
     """Raises `ConfigError` where the file `output` is one of `inputs`, which it would replace."""
-    for name in filter(None, inputs) if output else ():
-        if _is_same_file(to_path(output), to_path(name)):
+    for name in inputs:
+        if output and name and _is_same_file(to_path(output), to_path(name)):
             raise ConfigError(f"{output} is the input: give the output another name")
 
 

@@ -20,6 +20,10 @@ class Accelerator(NamedTuple):
     bandwidth: float
     share: float
 
+    def peak(self, dtype: str) -> float:
+        """The peak FLOP/s of matrix products in `dtype`, "bfloat16" or "float32"."""
+        return {"bfloat16": self.bfloat16, "float32": self.float32}[dtype]
+
     @property
     def usable_memory(self) -> float:
         """Returns the bytes that JAX may use."""
@@ -131,5 +135,5 @@ def peak_of(devices: Strategy, dtype: str) -> Peak:
     """Returns the peak of the devices of a run's mesh."""
     kinds = {device.device_kind for device in devices.mesh.devices.flat}
     name = DEVICE_KINDS.get(next(iter(kinds))) if len(kinds) == 1 else None
-    each = None if name is None else getattr(ACCELERATORS[name], dtype)
+    each = None if name is None else ACCELERATORS[name].peak(dtype)
     return Peak(" and ".join(sorted(kinds)), devices.mesh.devices.size, dtype, each)

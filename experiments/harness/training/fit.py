@@ -21,7 +21,7 @@ from experiments.harness.training.build import learning_rates
 from experiments.harness.training.chips import peak_of
 from experiments.harness.training.early_stopping import EarlyStopping
 from experiments.harness.training.open_run import OpenRun
-from experiments.harness.training.parameters import describe_size, evaluated_params
+from experiments.harness.training.parameters import describe_size, evaluated_params, result_tree
 from experiments.harness.training.progress import Progress
 from experiments.harness.training.samples import sample_lines
 from experiments.harness.training.task import Cost, EvaluationResult, Task
@@ -109,7 +109,7 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         def evaluated(*, is_saved: bool) -> EarlyStopping:
             assert task.evaluate is not None
             with progress.pause("evaluating"):
-                params = evaluated_params(getattr(state, training.result_tree), run, task)
+                params = evaluated_params(result_tree(state, training), run, task)
                 scores = task.evaluate(run, params, number)
             after = log_evaluation(run, number, scores, stopping)
             if is_saved:

@@ -57,7 +57,8 @@ def check_named_values(config: ExperimentConfig) -> None:
             continue
         group, _, field = path.partition(".")
         stored = getattr(getattr(config, group), field, "")  # an experiment may lack the option
-        for name in stored if isinstance(stored, tuple) else (stored,):
+        names = stored if isinstance(stored, tuple) else (stored,)
+        for name in names:
             needed = is_import_name(name) if argument in _BUILT_IN else bool(name)
             if needed:
                 import_by_name(name, argument)

@@ -8,10 +8,11 @@ from flax import linen as nn
 
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.task import Task
-from experiments.harness.training.training_config import LoraOptions
+from experiments.harness.training.training_config import LoraOptions, TrainingConfig
 from jaxformer.ops.attention import reference
 from jaxformer.training import lora
 from jaxformer.training.parameters import ModelAxes, flatten
+from jaxformer.training.train_step import TrainState
 
 
 def init_params(model: nn.Module, rng: jax.Array, *inputs: Any) -> Any:
@@ -48,3 +49,8 @@ def evaluated_params(params: Any, run: OpenRun, task: Task) -> Any:
     if task.evaluates_adapters and run.devices.axes is not None:
         return lora.attach_adapters(params, run.devices.axes)
     return lora.merge_adapters(params)
+
+
+def result_tree(state: TrainState, training: TrainingConfig) -> Any:
+    """The tree of `state` that is evaluated and becomes the result, perhaps with adapters."""
+    return state.params if training.result_tree == "params" else state.ema

@@ -138,10 +138,12 @@ def _attend_backward(plan: Tiling, saved: Any, d_out: Array) -> Any:
     for first in range(0, plan.keys, most):
         part = slice(first, min(first + most, plan.keys))
         of_keys = plan._replace(keys=part.stop - first, first_key=first)
-        both = None if segments is None else (segments[0], segments[1][:, part])
-        some = q, k[:, part], v[:, part], both, words
+        segments_of_part = None
+        if segments is not None:
+            segments_of_part = segments[0], segments[1][:, part]
+        inputs = q, k[:, part], v[:, part], segments_of_part, words
         dtype = q.dtype if most == plan.keys else jnp.float32  # of a sum
-        parts.append(backward(of_keys, *some, out, log_sum, d_out, dtype))
+        parts.append(backward(of_keys, *inputs, out, log_sum, d_out, dtype))
     dq, dk, dv = zip(*parts, strict=True)
     total: Any = sum(dq)
     return total.astype(q.dtype), jnp.concatenate(dk, 1), jnp.concatenate(dv, 1), None, None

@@ -289,10 +289,10 @@ def _forward_kernel(
 
     @pl.when(step == plan.grid[3] - 1)
     def _() -> None:
-        some = total[...] > 0.0  # a query without keys gets zeros
-        sums = jnp.where(some, total[...], 1.0)
+        has_keys = total[...] > 0.0  # a query without keys gets zeros
+        sums = jnp.where(has_keys, total[...], 1.0)
         sum_ref[0, 0] = top[...] + jnp.log2(sums)
-        inverse = jnp.where(some, 1.0 / (sums * (1.0 - plan.spec.dropout)), 0.0)
+        inverse = jnp.where(has_keys, 1.0 / (sums * (1.0 - plan.spec.dropout)), 0.0)
         for head in range(plan.packed):
             acc[_rows(plan, head)] *= inverse[head : head + 1]
         out_ref[0] = acc[...].T.astype(out_ref.dtype)

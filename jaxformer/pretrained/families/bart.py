@@ -27,14 +27,17 @@ def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
     """
     config = spec.config
     bias = maps.entry("output/bias", "final_logits_bias", _ONE_ROW)
-    entries = [bias] if config.output.bias else []
+    entries = []
+    if config.output.bias:
+        entries += [bias]
     if config.embeddings.tied == "all":
         entries += [Entry(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
     else:
         output = (_OUTPUT,) if config.ties_output else ()
         entries += [Entry(("embedding/table",), (_TARGET, *output))]
         entries += [maps.entry("source_embedding/table", _SOURCE)]
-        entries += [] if output else [maps.entry("output/kernel", _OUTPUT, maps.linear())]
+        if not output:
+            entries += [maps.entry("output/kernel", _OUTPUT, maps.linear())]
     for stack, layers in (
         ("encoder", config.num_encoder_layers),
         ("decoder", config.num_decoder_layers),
@@ -59,7 +62,9 @@ def block(path: str, hf: str, cross: bool = False) -> list[Entry]:
         "feed_forward/down": "fc2",
         "feed_forward_norm": "final_layer_norm",
     }
-    parts = {"attention": "self_attn"} | ({"cross_attention": "encoder_attn"} if cross else {})
+    parts = {"attention": "self_attn"}
+    if cross:
+        parts["cross_attention"] = "encoder_attn"
     for part, name in parts.items():
         names |= {f"{part}/{ours}": f"{name}.{theirs}" for ours, theirs in _PROJECTIONS.items()}
         names[f"{part}_norm"] = f"{name}_layer_norm"

@@ -111,19 +111,18 @@ def rotary_by_layer(base: float, window_base: float) -> config_keys.Key:
         parts = hf.get("rope_parameters") or {}
         if not isinstance(parts, dict) or not parts.keys() <= {full, windowed}:
             raise config_keys.unsupported("rope_parameters", parts, {full: {}, windowed: {}})
-        one, scaling, other = (
-            _numbers(name, values.get(name))
-            for name, values in ((full, parts), ("rope_scaling", hf), (windowed, parts))
-        )
-        if _kind(windowed, other) is not NoScaling:
+        of_full = _numbers(full, parts.get(full))
+        of_windowed = _numbers(windowed, parts.get(windowed))
+        scaling = _numbers("rope_scaling", hf.get("rope_scaling"))
+        if _kind(windowed, of_windowed) is not NoScaling:
             raise config_keys.unsupported(
-                f"rope_parameters.{windowed}", other, {"rope_type": "default"}
+                f"rope_parameters.{windowed}", of_windowed, {"rope_type": "default"}
             )
-        flat = {**hf, old: hf.get(old) or base, "rope_parameters": one | scaling}
+        flat = {**hf, old: hf.get(old) or base, "rope_parameters": of_full | scaling}
         positions = _read(old, "", 1.0, base, {**flat, "rope_scaling": None}, fields)["positions"]
         if fields["window.size"] is None:
             return {"positions": positions}
-        theta = other.get("rope_theta") or hf.get(local) or window_base
+        theta = of_windowed.get("rope_theta") or hf.get(local) or window_base
         return {
             "positions": replace(
                 positions, window_base=config_keys.parse_number(local, theta, float)
@@ -167,10 +166,12 @@ def _write(base: str, fraction: str, config: TransformerConfig) -> dict[str, Any
     kind = type(positions.scaling)
     if kind not in _SCALINGS:
         raise ConfigError(f"scaling={positions.scaling} is not supported")
-    old = {base: positions.base} | ({fraction: positions.fraction} if fraction else {})
+    old = {base: positions.base}
     rope = {"rope_theta": positions.base}
     rope["rope_type"] = next(name for name, named in _NAMES.items() if named is kind)
-    rope |= {_FRACTION: positions.fraction} if fraction else {}
+    if fraction:
+        old[fraction] = positions.fraction
+        rope[_FRACTION] = positions.fraction
     for each in _SCALINGS[kind]:
         rope |= each.write(positions.scaling)
     return old | {"rope_parameters": rope}

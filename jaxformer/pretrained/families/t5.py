@@ -27,14 +27,16 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     """
     config = spec.config
     tied = spec.kind == "encoder_decoder" and config.ties_output
-    entries = [Entry(("embedding/table",), (*_EMBEDDINGS, *((_OUTPUT,) if tied else ())))]
+    tables = (*_EMBEDDINGS, _OUTPUT) if tied else _EMBEDDINGS
+    entries = [Entry(("embedding/table",), tables)]
     entries += _stack(config, "encoder", config.num_encoder_layers)
     if spec.kind == "encoder_decoder":
         entries += _stack(config, "decoder", config.num_decoder_layers)
         factor = config.d_model**-0.5 if tied and _is_scaled(hf) else 1.0
         last = "decoder/final_norm/scale", "decoder.final_layer_norm.weight"
         entries += [maps.entry(*last, maps.scaled(SAME, factor))]
-        entries += [] if tied else [maps.entry("output/kernel", _OUTPUT, maps.linear())]
+        if not tied:
+            entries += [maps.entry("output/kernel", _OUTPUT, maps.linear())]
     return [*entries, *maps.norm("encoder/final_norm", "encoder.final_layer_norm", bias=False)]
 
 

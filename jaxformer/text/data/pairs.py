@@ -97,7 +97,8 @@ class PairBatches:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all that decides the batches: ids, kept pairs, buckets and seed."""
         values: tuple = (self.source.fingerprint, self.target.fingerprint, self.seed, self.buckets)
-        values += () if self.special == _TRAINED_HERE else self.special
+        if self.special != _TRAINED_HERE:
+            values += self.special
         digest = hashlib.sha256(repr(values).encode())
         digest.update(self.pairs.astype("<i8").tobytes())
         return digest.hexdigest()

@@ -179,8 +179,8 @@ class Tokenizer:
         tokenizer = with_same_model(tokenizer)
         vocabulary = tokenizer.get_vocab()
         if roles is not None:  # `decode` leaves them out, as the folder's own tokenizer does
-            others = vocabulary.keys() - all_special_ids(tokenizer)
-            tokenizer.add_special_tokens([name for name in roles.values() if name in others])
+            ordinary = vocabulary.keys() - all_special_ids(tokenizer)
+            tokenizer.add_special_tokens([name for name in roles.values() if name in ordinary])
         # Without this "<pad>" in a text would become id 0; tokenizer.json does not store it.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
