@@ -1,5 +1,8 @@
+import importlib.machinery
 import json
 import math
+import sys
+import types
 from dataclasses import FrozenInstanceError, replace
 
 import numpy as np
@@ -21,6 +24,7 @@ from jaxformer.config import (
     from_plain,
     to_plain,
 )
+from jaxformer.config.import_names import name_of
 from jaxformer.errors import ConfigError
 
 SMALL = TransformerConfig(vocab_size=17, d_model=12, d_ff=13, num_heads=3)
@@ -148,6 +152,21 @@ def test_an_activation_of_ones_own_is_recorded_by_its_name():
         to_plain(FeedForwardOptions(lambda x: x))
     with pytest.raises(ConfigError, match="activation='tanh'"):
         FeedForwardOptions("tanh")
+
+
+@pytest.mark.parametrize("file", ["/home/somebody/my_program.py", None])
+def test_a_part_of_a_program_without_a_name_is_refused_with_how_to_start_it(file, monkeypatch):
+    main = types.ModuleType("__main__")
+    main.__spec__ = None
+    if file is not None:
+        main.__file__ = file
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    part = type("Mine", (), {"__module__": "__main__"})
+    advice = "defined in the program" if file is None else "python -m my_program,"
+    with pytest.raises(ConfigError, match=f"block=.*Mine.*{advice}"):
+        name_of(part, "block")
+    main.__spec__ = importlib.machinery.ModuleSpec("somebody.my_program", None)
+    assert name_of(part, "block") == "somebody.my_program:Mine"
 
 
 def softsign(x):

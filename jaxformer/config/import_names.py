@@ -81,19 +81,33 @@ def import_module_class(name: str, option: str) -> Any:
 def name_of(value: Any, option: str) -> str:
     """The name `package.module:name` under which `import_by_name` finds `value` again.
 
-    Raises `ConfigError` for a value without one, such as a lambda or a function within a function.
+    Raises `ConfigError` for a value without one, such as a lambda, a function within a function, or
+    what a script defines that was not started with `python -m`.
     """
     path, attributes = getattr(value, "__module__", ""), getattr(value, "__qualname__", "")
-    main = path == "__main__"
-    if main:  # a module that was started with python -m has another name too
-        path = getattr(sys.modules[path].__spec__, "name", "")
+    is_of_main = path == "__main__"
+    if is_of_main:
+        path = _name_of_main(value, option)
     name = f"{path}:{attributes}"
-    if not is_import_name(name) or not (main or import_by_name(name, option) is value):
+    if not is_import_name(name) or not (is_of_main or import_by_name(name, option) is value):
         raise ConfigError(
             f"{option}={value!r} cannot be found again by a name, so the run could not record what "
             "it was built with: define it at the top level of a module that can be imported"
         )
     return name
+
+
+def _name_of_main(value: Any, option: str) -> str:
+    """The name of the module that was started with `python -m`; `ConfigError` for another start."""
+    main = sys.modules["__main__"]
+    if main.__spec__ is not None:
+        return main.__spec__.name
+    file = getattr(main, "__file__", None)  # a notebook has none
+    start = "" if file is None else f"start it as python -m {Path(file).stem}, or "
+    raise ConfigError(
+        f"{option}={value!r} is defined in the program that was started, which no later command "
+        f"can import: {start}define it in a file that the program imports"
+    )
 
 
 def trust(*names: str, trust_code: bool = False) -> None:

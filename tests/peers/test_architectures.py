@@ -343,8 +343,15 @@ def seen(pair, *names):
 
 
 def test_the_gradient_is_theirs(pair, assert_equal):
-    """Where ours is theirs times c, the slope is theirs over c."""
+    """Where ours is theirs times c, the slope is theirs over c.
+
+    Both compute in float32. With float64 in its place on both sides (`jax_enable_x64`, and the
+    names `jnp.float32` and `torch.float32` replaced), gradients of experts were equal to 4e-7 of
+    the largest, and to 4e-6 without: what differs is rounding.
+    """
     theirs, model = pair.theirs, pair.ours.model
+    has_experts = theirs.config.model_type in ("mixtral", "qwen3_moe")
+    tolerance = 1e-5 if has_experts else 1e-4
     family = FAMILIES[theirs.config.model_type]
     config = json.loads((pair.folder / "config.json").read_text())
     rows = family.weight_map(spec_of(model), config)
@@ -372,7 +379,7 @@ def test_the_gradient_is_theirs(pair, assert_equal):
             pad = theirs.config.pad_token_id  # theirs never learns its row
             given, wanted = np.delete(given, pad, 0), np.delete(wanted, pad, 0)
         most = max(1.0, abs(wanted).max())  # a sum's rounding is that of its terms
-        assert_equal(given / most, wanted / most, 1e-4)
+        assert_equal(given / most, wanted / most, tolerance)
     assert sum(np.any(x) for x in slopes.values()) > 8
 
 
