@@ -100,7 +100,7 @@ def check_top_k(name):
 
 if __name__ == "__main__":
     expected = [written(model, params) for model, params in models()]
-    for name in ("tensor=4", "data=2,tensor=2", "data=4", "sequence=4"):
+    for name in ("tensor=4", "data=2,tensor=2", "data=4", "sequence=4", "fsdp=4"):
         check_top_k(name)
         for (model, params), right in zip(models(), expected, strict=True):
             found, counts, held = measure(name, model, params)
