@@ -152,8 +152,11 @@ def gather_heads(heads: Float[Array, "R T N Hv"]) -> Float[Array, "R T N Hv"]:
     (2, 3, 4, 5)
     """
     parts = math.prod(partitioned().values())
-    is_whole = parts == 1 or heads.shape[1] < parts
-    return heads if is_whole else _place(heads, _PART_HEADS, _HEADS)
+    if parts == 1 or heads.shape[1] < parts:
+        return heads
+    heads = _place(heads, _PART_HEADS, _HEADS)
+    # Without it XLA gathers all positions of the gradient, and computes a device's own heads of it.
+    return _place(heads, _PART_HEADS, _PART_HEADS)
 
 
 def _place_each(arrays: tuple[Array, ...], axes: tuple[Any, ...]) -> Any:

@@ -9,7 +9,12 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType
 
 from jaxformer.errors import ConfigError
-from jaxformer.ops.partitioning import divide_heads, divide_positions, gather_positions
+from jaxformer.ops.partitioning import (
+    divide_heads,
+    divide_positions,
+    gather_heads,
+    gather_positions,
+)
 
 
 def on_mesh(**sizes):
@@ -31,6 +36,12 @@ def test_what_is_divided_forward_is_gathered_backward_and_the_other_way_round():
         )
     assert divided == ["('sequence', 'tensor')", "'sequence'"]
     assert gathered == ["'sequence'", "('sequence', 'tensor')"]
+
+
+def test_the_gradient_of_attention_is_divided_by_position_before_it_is_divided_by_head():
+    with on_mesh(sequence=2, tensor=3):
+        *_, gradient, of_heads = constraints(gather_heads, 2, 6, 6, 5)
+    assert (gradient, of_heads) == ("'sequence', 'tensor'", "None, ('tensor', 'sequence')")
 
 
 def test_one_position_is_not_divided_and_a_length_with_a_rest_is_said_to_stay_whole():
