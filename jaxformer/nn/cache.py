@@ -26,6 +26,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.config import Learned, TransformerConfig
 from jaxformer.errors import ConfigError
+from jaxformer.ops.flat_one_hot import flat_one_hot
 from jaxformer.ops.masks import AnyArray, AttentionMask
 from jaxformer.ops.row_writes import write_rows
 from jaxformer.ops.rows import put_rows_into, take_rows_of
@@ -270,11 +271,11 @@ class Cache(struct.PyTreeNode):
         if self.beam_ancestors is None:
             return mask
         batch, beams, length = self.beam_ancestors.shape
-        slots = jnp.arange(self.slots)
-        allowed = (self.beam_ancestors[..., None] == slots[None, None, None])[:, :, None]
+        writers = self.beam_ancestors[:, :, None]
         dense = mask.materialize(count, length)
         if dense is not None:
-            allowed = allowed & dense[..., None]
+            writers = jnp.where(dense, writers, -1)
+        allowed = flat_one_hot(writers, self.slots)  # the slot of each token that a beam may see
         explicit = allowed.reshape(batch, beams * count, -1)
         return AttentionMask(offset=mask.offset, explicit=explicit, from_cache=True)
 
