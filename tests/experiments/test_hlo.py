@@ -142,6 +142,28 @@ def test_a_sum_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter(tpu):
     assert (scatter.devices, scatter.asynchronous, scatter.in_loop) == (4, True, False)
 
 
+STARTS = """
+HloModule gpu, is_scheduled=true, num_partitions=8
+
+ENTRY %main (p: bf16[8,64]) -> bf16[2,64] {
+  %p = bf16[8,64]{1,0} parameter(0)
+  %a = ((bf16[8,64]{1,0}), bf16[8,64]{1,0}) all-to-all-start(%p), replica_groups=[2,4]<=[8]
+  %b = bf16[8,64]{1,0} all-to-all-done(%a)
+  %c = bf16[8,64]{1,0} all-reduce-start(%b), replica_groups=[2,4]<=[8]
+  %d = bf16[8,64]{1,0} all-reduce-done(%c)
+  %e = ((bf16[8,64]{1,0}), bf16[2,64]{1,0}) reduce-scatter-start(%d), replica_groups=[2,4]<=[8]
+  ROOT %f = bf16[2,64]{1,0} reduce-scatter-done(%e)
+}
+"""
+
+
+def test_a_start_that_returns_its_operands_too_moves_them_once():
+    moved = counting.collectives(Program(STARTS))
+    assert {(each.kind, each.bytes) for each in moved} == {
+        (kind, 8 * 64 * 2) for kind in ("all-to-all", "all-reduce", "reduce-scatter")
+    }
+
+
 def test_tiles_are_padded_and_memory_on_the_chip_is_known():
     shape = Shape("bf16", (12, 1024, 65), "1,2,0:T(8,128)(2,1)S(1)")
     assert shape.padded_bytes == 12 * 1024 * 72 * 2 and shape.on_chip

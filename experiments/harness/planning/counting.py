@@ -308,8 +308,8 @@ def _collectives_of(program: Program, run: Executed) -> Iterator[tuple[str, Coll
             continue
         operands = program.operand_shapes(computation, each)
         taken, returned = (sum(shape.bytes for shape in part) for part in (operands, each.shapes))
-        if each.opcode in ("all-gather-start", "collective-permute-start"):
-            returned -= taken  # the start returns its operands too
+        if each.opcode.endswith("-start") and len(each.shapes) > len(operands):
+            returned -= taken  # such a start returns its operands too
         if kind == "all-reduce" and computation.startswith("all-reduce-scatter"):
             kind = "reduce-scatter"  # each device keeps a slice of the sum
         chain = re.search(r'chain_id="(\d+)"', each.text) if outer.opcode == "fusion" else None
