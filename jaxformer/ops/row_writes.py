@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxformer.ops.manual_axes import shape_like, vary_alike, varying_axes
-from jaxformer.ops.partitioning import axis_that_divides
+from jaxformer.ops.manual_axes import shape_like
+from jaxformer.ops.rows_and_heads import map_rows_and_heads
 
 _LANES = 128
 _SUBLANES = 16
@@ -62,10 +61,8 @@ def _write_tiles(
     key: Array, value: Array, new_key: Array, new_value: Array, start: Array
 ) -> tuple[Array, Array]:
     """`write_tiles`, also of arrays without an axis K, on each device of the current mesh."""
-    is_checked = bool(varying_axes((key, value, new_key, new_value, start)))
     arrays = [x if x.ndim == 4 else x[:, None] for x in (key, value, new_key, new_value)]
-    rows, heads = arrays[0].shape[:2]
-    written = _on_mesh(rows, heads, is_checked)(*arrays, start)
+    written = map_rows_and_heads(write_tiles, (*arrays, start))
     return written[0].reshape(key.shape), written[1].reshape(value.shape)
 
 
@@ -73,29 +70,6 @@ def _write_tiles(
 def _write_tiles_jvp(primals: Any, tangents: Any) -> Any:
     key, value, new_key, new_value, _ = tangents
     return _write_tiles(*primals), write_plainly(key, value, new_key, new_value, primals[-1])
-
-
-def _on_mesh(rows: int, heads: int, is_checked: bool) -> Callable[..., tuple[Array, Array]]:
-    """`write_tiles`, of the rows that a device has along "data" and the heads along "tensor".
-
-    `is_checked` says whether the arrays vary along axes of a `jax.shard_map` around it.
-    """
-
-    def write_alike(*arrays: Array) -> tuple[Array, Array]:
-        return write_tiles(*vary_alike(arrays))
-
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.auto_axes or mesh.size == 1:
-        return write_alike
-    starts = PartitionSpec(axis_that_divides("data", rows))
-    divided = PartitionSpec(*starts, axis_that_divides("tensor", heads))
-    return jax.shard_map(
-        write_alike,
-        in_specs=(divided, divided, divided, divided, starts),
-        out_specs=(divided, divided),
-        axis_names={*mesh.auto_axes},
-        check_vma=is_checked,
-    )
 
 
 @partial(jax.jit, static_argnames="interpret")  # traced once for all layers

@@ -19,6 +19,7 @@ from jaxformer import DecoderOnly, SamplingConfig, SearchConfig, beam_search, ma
 from jaxformer.decoding import sample_more
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.remat import REMAT
+from jaxformer.ops.attention import auto_attention
 from jaxformer.ops.dense import add_bias
 from jaxformer.pipelines.reading import begin_rows
 from jaxformer.pipelines.rows import search_more, state_shapes
@@ -112,7 +113,7 @@ def test_rows_at_positions_of_their_own_are_written_without_a_loop_over_them(tpu
     """Texts that entered one after the other, on four chips that have two heads of keys each."""
     mesh = make_mesh("tensor=4", tpu_devices("v6e:2x2"))
     config = replace(CONFIG, vocab_size=4096, max_len=1024, d_model=512, d_ff=1024, num_heads=8)
-    model = DecoderOnly(config)
+    model = DecoderOnly(config, auto_attention)
     devices = sharded(mesh).for_model(model)
     prompt = jnp.zeros((2, 3), jnp.int32)
     params = devices.abstract(lambda: model.init(jax.random.key(0), prompt)["params"])
@@ -128,9 +129,10 @@ def test_rows_at_positions_of_their_own_are_written_without_a_loop_over_them(tpu
     program = Program(compiled.as_text() or "")
     loops = [run for run in program.executed if run.instruction.opcode == "while"]
     assert len(loops) == 1, "the loop over tokens"
-    writes = [run for run in program.executed if "write_rows" in run.instruction.op_name]
-    kernels = [run for run in writes if run.instruction.target == "tpu_custom_call"]
-    assert len(kernels) == config.num_decoder_layers
+    kernels = [run for run in program.executed if run.instruction.target == "tpu_custom_call"]
+    for name in ("write_rows", "tpu_decode"):
+        found = [run for run in kernels if name in run.instruction.op_name]
+        assert len(found) == config.num_decoder_layers, name
     # Devices exchange the best of each, but to sort all logits: then each gets whole rows, once.
     part = rows * config.vocab_size // 4
     large = [each for each in collectives(compiled) if each.in_loop and each.size >= part]

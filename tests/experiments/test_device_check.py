@@ -16,7 +16,7 @@ from experiments.harness.training.device_check import (
     compare_products,
     small_call,
 )
-from jaxformer.ops.attention import ATTENTION_FNS, AttentionSpec, blockwise, reference
+from jaxformer.ops.attention import ATTENTION_FNS, AttentionSpec, blockwise, reference, tpu_decode
 from jaxformer.ops.attention.kernel import DeviceInfo
 
 CALL = AttentionSpec(
@@ -41,6 +41,15 @@ def test_a_right_function_agrees_on_a_call_of_its_kinds(kind):
     assert {x: getattr(result.call, x) for x in KINDS[kind] if x not in ("window", "keys")} == {
         x: value for x, value in KINDS[kind].items() if x not in ("window", "keys")
     }
+
+
+def test_a_kernel_for_a_cache_is_compared_on_a_call_with_a_cache(rng):
+    call = small_call(spec(queries=1, keys=301, causal=True, offset=None, from_cache=True))
+    made = AttentionSpec.create(*device_check.inputs_of(call), device_check.mask_of(call, rng))
+    assert (made.queries, made.keys) == (1, 301)
+    assert tpu_decode.why_not(made, DeviceInfo("tpu", "TPU v5 lite")) == ""
+    compute = partial(tpu_decode, interpret=True)
+    assert compare("tpu_decode", compute, call).failure == ""
 
 
 def scaled(q, k, v, mask, **options):

@@ -20,13 +20,7 @@ from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from jaxformer.ops.attention import (
-    ATTENTION_FNS,
-    AttentionSpec,
-    DeviceInfo,
-    Kernel,
-    reference,
-)
+from jaxformer.ops.attention import KERNELS, AttentionSpec, DeviceInfo, Kernel, reference
 from jaxformer.ops.dense import dense, logits_matmul
 from jaxformer.ops.dropout import DropoutMask, DropoutRng
 from jaxformer.ops.masks import AttentionMask
@@ -205,7 +199,7 @@ def mask_of(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:
     """A mask of the kinds of `call`; a third of the keys of every second example is padding."""
     keys = np.arange(call.keys)[None]
     is_second = np.arange(call.batch)[:, None] % 2 == 1
-    facts: dict[str, Any] = {}
+    facts: dict[str, Any] = {"from_cache": call.from_cache}
     if call.padding_mask:
         facts["padding_mask"] = keys < np.where(is_second, max(2 * call.keys // 3, 1), call.keys)
     if call.segments:
@@ -273,7 +267,8 @@ def _compared(name: str, call: AttentionSpec | str) -> CheckResult:
     if isinstance(call, str):
         result = compare_products(call)
     else:
-        result = compare(name, ATTENTION_FNS[name], call)
+        kernel = next(kernel for kernel in KERNELS if kernel.name == name)
+        result = compare(name, kernel, call)
     if distributed.is_several():
         failed = multihost_utils.process_allgather(np.array([bool(result.failure)])).ravel()
         if failed.any() and not result.failure:

@@ -20,6 +20,7 @@ trained with it decodes. `auto_attention` takes the first of `KERNELS` that can;
 | `cudnn` | NVIDIA | float32, dropout, soft cap, segments before Hopper, offsets, big heads |
 | `gpu_flash` | NVIDIA | bias, soft cap, explicit masks, heads of more than 128 |
 | `tpu_flash` | TPU | bias, explicit masks, lengths below 512 not divisible by 128 |
+| `tpu_decode` | TPU, few queries and a cache | bias, explicit masks, segments, padding, dropout |
 """
 
 from jaxformer.ops.attention.auto import (
@@ -37,6 +38,7 @@ from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel
 from jaxformer.ops.attention.plain import plain
 from jaxformer.ops.attention.reference import reference
+from jaxformer.ops.attention.tpu_decode import tpu_decode
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 
 __all__ = [
@@ -55,5 +57,6 @@ __all__ = [
     "gpu_flash",
     "plain",
     "reference",
+    "tpu_decode",
     "tpu_flash",
 ]

@@ -12,6 +12,7 @@ from jaxformer.ops.attention.cudnn import cudnn
 from jaxformer.ops.attention.gpu_flash import gpu_flash
 from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel
 from jaxformer.ops.attention.reference import reference
+from jaxformer.ops.attention.tpu_decode import tpu_decode
 from jaxformer.ops.attention.tpu_flash import tpu_flash
 from jaxformer.ops.dropout import DropoutMask
 from jaxformer.ops.masks import AttentionMask
@@ -74,6 +75,7 @@ KERNELS: tuple[Kernel, ...] = (
     cudnn,
     gpu_flash,
     tpu_flash,
+    tpu_decode,
     Kernel("blockwise", blockwise, _few_weights),
     Kernel("reference", reference, lambda spec, device: []),
 )
