@@ -40,7 +40,7 @@ def parse(args: Sequence[str], options: T, description: str | None) -> tuple[Mod
     module = find(name)
     words.remove(name)
     options, words = cli.take_options(options, words)
-    return module, cli.parse(module.PRESETS, words, description), options
+    return module, cli.parse_base(module.PRESETS, words, description), options
 
 
 def find(name: str) -> ModuleType:

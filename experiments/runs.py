@@ -114,6 +114,20 @@ class PageOptions(Checked):
     step: Natural | None = None
     """The step whose weights are used, if its checkpoint is kept; None: --checkpoint decides."""
 
+    @property
+    def shows_one_run(self) -> bool:
+        """Whether the page is of one run, and not of several that are compared."""
+        return len(self.runs) == 1 and (storage.to_path(self.runs[0]) / "config.json").is_file()
+
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their names."""
+        if self.shows_one_run:
+            return dict.fromkeys(("metric", "baseline"), "it is for pages of several runs")
+        if not all(storage.to_path(run).is_dir() for run in self.runs):
+            return {}  # the page is refused
+        of_one = ("experiment", "text", "checkpoint", "step")
+        return dict.fromkeys(of_one, "it is for the page of one run")
+
 
 def list_runs(options: ListOptions) -> None:
     """Prints a line for each run and each sweep: its state, steps, scores, start and parent.
@@ -186,7 +200,7 @@ def page(options: PageOptions) -> None:
     """
     folders = [storage.to_path(run) for run in options.runs]
     output = folders[0] / "report.html" if len(folders) == 1 else Path("comparison.html")
-    if len(folders) == 1 and (folders[0] / "config.json").is_file():
+    if options.shows_one_run:
         chosen = RunOptions(str(folders[0]), checkpoint=options.checkpoint, step=options.step)
         contents = _page_contents(folders[0], options.experiment)
         ready = RunFacts(folders[0]).steps or is_pretrained(folders[0])

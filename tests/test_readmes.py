@@ -7,6 +7,7 @@ import shlex
 import sys
 import tokenize
 import warnings
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,17 +42,21 @@ def offered(command: str, args: str) -> set[str]:
     for option in ("--config", "--resume", "--continue_from"):  # a run that a reader has made
         if option in words:
             del words[words.index(option) : words.index(option) + 2]
-    names, parse = set(), cli.parse
+    names = set()
     if own := {"sweep": sweep.SweepOptions, "plan": plan.PlanOptions}.get(command):
         names, words = set(settings(own())), words or ["translation"]
 
-    def parse_only(presets: dict, *more: Any, **named: Any) -> None:
-        names.update(settings(next(iter(presets.values()))))
-        parse(presets, *more, **named)
-        raise SystemExit(PARSED)
+    def and_end(parse: Callable[..., Any]) -> Callable[..., None]:
+        def parse_only(presets: dict, *more: Any, **named: Any) -> None:
+            names.update(settings(next(iter(presets.values()))))
+            parse(presets, *more, **named)
+            raise SystemExit(PARSED)
+
+        return parse_only
 
     with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings(action="ignore"):
-        patch.setattr(cli, "parse", parse_only)
+        patch.setattr(cli, "parse", and_end(cli.parse))
+        patch.setattr(cli, "parse_base", and_end(cli.parse_base))
         patch.setattr(sys, "argv", [command, *words])
         with pytest.raises(SystemExit) as end:
             runpy.run_module(f"experiments.{command}", run_name="__main__")

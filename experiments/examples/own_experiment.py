@@ -74,6 +74,11 @@ class ReverseConfig(RunConfig):
     training: TrainingConfig = TrainingConfig()
     """The training."""
 
+    def without_effect(self) -> dict[str, str]:
+        """Options of the harness that change nothing here, and why; a typed one is refused."""
+        no_text = "sequences are drawn, and no text is kept"
+        return super().without_effect() | {"text_cache_dir": no_text}
+
 
 PRESETS = {
     "reverse": ReverseConfig(
@@ -187,19 +192,22 @@ def step_cost(config: ReverseConfig, batch: StreamBatch) -> training.Cost:
 def evaluate(
     model: nn.Module, run: training.OpenRun, params: Any, step: int
 ) -> training.EvaluationResult:
-    """The loss of held-out sequences in nats per digit."""
-    loaded = Loaded(model, params, config=run.config)
-    batches = map(held_out(run.config).batch, range(3))
-    sums = loss_sums(causal_loss, loaded, batches)
-    return training.EvaluationResult({"validation_loss": sums["loss"] / sums["tokens"]})
+    """The loss of held-out sequences in nats per digit, and the scores of --training.metrics."""
+    loaded, text = Loaded(model, params, config=run.config), held_out(run.config)
+    sums = loss_sums(causal_loss, loaded, map(text.batch, range(3)))
+    scores = {"loss": sums["loss"] / sums["tokens"]}
+    inputs = training.MetricInputs(loaded, text, scores)
+    scores |= training.user_metrics(run.config.training, inputs)
+    return training.EvaluationResult({f"validation_{name}": x for name, x in scores.items()})
 
 
 def score(model: nn.Module, run: training.OpenRun, params: Any) -> None:
     """Writes the scores of the final weights, and the digest of the text they were computed on."""
-    loss = evaluate(model, run, params, 0).scores["validation_loss"]
+    validated = evaluate(model, run, params, 0).scores
+    scores = {name.removeprefix("validation_"): value for name, value in validated.items()}
     digest = held_out(run.config).fingerprint
-    run.write_scores({"text": "validation", "text_sha256": digest, "loss": loss})
-    display.say(f"loss {loss:.4f} nats per digit of the reverse")
+    run.write_scores({"text": "validation", "text_sha256": digest, **scores})
+    display.say(f"loss {scores['loss']:.4f} nats per digit of the reverse")
 
 
 planned = PlannedTraining(

@@ -45,6 +45,10 @@ class EvaluateOptions(RunOptions):
     """Tokens between the starts of two sequences; 0: a whole sequence. A smaller stride gives each
     token more context and takes longer."""
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their names."""
+        return {"part": "--files give the text"} if self.files else {}
+
 
 @distributed.joins
 def main(options: EvaluateOptions) -> None:

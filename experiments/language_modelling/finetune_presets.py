@@ -103,7 +103,24 @@ class FinetuneConfig(LanguageConfig):
                 "starts from, but from_scratch=True starts from random ones: give one of them"
             )
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their dotted names."""
+        reasons = super().without_effect()
+        for option, kinds in _OF_KINDS.items():
+            if self.task.kind not in kinds:
+                named = " and ".join(kinds)
+                reasons[f"task.{option}"] = f"it is for {named}, but the task is {self.task.kind}"
+        return reasons
 
+
+_OF_KINDS = {
+    "pooling": ("classification", "pairs"),
+    "doc_stride": ("spans",),
+    "max_answer_tokens": ("spans",),
+    "chat_template": ("chat", "preference"),
+    "beta": ("preference",),
+}
+"""The kinds of tasks that read an option."""
 _OF_PLAIN_TEXT = (
     "corpus",
     "split",

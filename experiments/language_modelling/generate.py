@@ -72,15 +72,22 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--run", default=_RUN)
     run = finder.parse_known_args(args)[0].run
-    folder, default = run_folders(run)[0], GenerateOptions()
+    folder, default, is_masked = run_folders(run)[0], GenerateOptions(), False
     if is_pretrained(folder):
         default = GenerateOptions(**_fields(*load_sampling_config(folder)), run=run)
     elif (folder / "config.json").is_file():
         content = config_files.read_object(folder)
+        is_masked = content.get("objective") == "masked"
         kinds = {"sampling": SamplingConfig, "completion": CompletionOptions}
         parts = (from_plain(kind, content.get(name, {}), name) for name, kind in kinds.items())
         default = GenerateOptions(**_fields(*parts), run=run)
-    return cli.parse({"default": default}, args, description=__doc__)
+    options = cli.parse({"default": default}, args, description=__doc__)
+    if is_masked and (options.chat or options.settings != default.settings):
+        raise ConfigError(
+            f"{run} is a masked model, which fills in words and continues no text: leave out "
+            "--chat and the settings of sampling"
+        )
+    return options
 
 
 def _fields(*parts: Any) -> dict[str, Any]:

@@ -138,6 +138,19 @@ class LanguageConfig(RunConfig):
                 f"{model.embeddings.num_types}: give them, or next_sentence=False"
             )
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their dotted names."""
+        reasons = super().without_effect()
+        if self.data.train and self.data.corpus != "files":
+            reasons["data.corpus"] = "--data.train replaces the whole built-in text"
+        if self.objective == "causal":
+            reasons["data.mask_prob"] = "a causal model predicts all tokens"
+        else:
+            reasons["data.isolate_documents"] = "it is for a causal model"
+            fills_in = "a masked model fills in words and continues no text"
+            reasons["sampling"] = reasons["completion"] = fills_in
+        return reasons
+
     @property
     def isolate_documents(self) -> bool:
         """Whether documents are kept apart by special tokens and segments."""

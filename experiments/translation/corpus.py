@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
-from experiments.harness.runs import downloads, own_texts, sources
+from experiments.harness.runs import downloads, own_texts, source_kinds, sources
 from experiments.harness.runs.compact_lines import CompactLines
 from experiments.harness.runs.sample_tables import lines_digest
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
@@ -140,9 +140,11 @@ def _in_parallel(files: Files) -> Iterator[tuple[str, str]]:
         if source is None or target is None:
             longer = count + 1 + sum(1 for _ in chain(source_texts, target_texts))
             source_count, target_count = (count, longer) if source is None else (longer, count)
+            kinds = {source_kinds.kind_of(name) for name in (files.source, files.target)}
+            item = "line" if kinds == {"text"} else "text"
             raise DataError(
-                f"{files.source} has {source_count} texts and {files.target} has {target_count}: "
-                "text i of one must translate text i of the other"
+                f"{files.source} has {source_count} {item}s and {files.target} has {target_count}: "
+                f"{item} i of one must translate {item} i of the other"
             )
         count += 1
         yield source, target

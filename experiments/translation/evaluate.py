@@ -65,6 +65,25 @@ class EvaluateOptions(DecodingOptions):
     output: str = ""
     """The file that receives the translations; empty: none."""
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their names."""
+        if not self.forced:
+            return {}
+        return dict.fromkeys(_OF_SEARCH_AND_SCORES, "--forced neither translates nor scores")
+
+
+_OF_SEARCH_AND_SCORES = (
+    "language",
+    "tokenize",
+    "lowercased",
+    "output",
+    "beam_size",
+    "length_penalty",
+    "no_repeat_ngram_size",
+    "repetition_penalty",
+)
+"""Options that no log-probability of a given target depends on."""
+
 
 @distributed.joins
 def main(options: EvaluateOptions) -> None:

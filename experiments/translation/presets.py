@@ -129,6 +129,15 @@ class TranslationConfig(RunConfig):
     translation: TranslationOptions = TranslationOptions()
     """The batches, lengths, prefix and ids of these translations; as for the search."""
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their dotted names."""
+        reasons = super().without_effect()
+        if self.data.train != Files() and self.data.corpus not in ("files", "multi30k"):
+            reasons["data.corpus"] = "--data.train replaces the whole built-in text"
+        if not self.training.evaluate_every:
+            reasons["training.eval_beam_size"] = "--training.evaluate_every 0 makes no evaluation"
+        return reasons
+
 
 _COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)
 _TINY = TransformerConfig(

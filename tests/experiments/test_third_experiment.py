@@ -86,3 +86,25 @@ def test_it_learns_to_reverse(tmp_path):
     config = changed(preset, runs=str(tmp_path), training__evaluate_every=0)
     result = own_experiment.train(config)
     assert result.scores["loss"] < 0.1, "a guess is worth log 7 = 1.95"
+
+
+def doubled_loss(evaluation):
+    """A metric of the user's."""
+    assert evaluation.text == own_experiment.held_out(evaluation.loaded.config)
+    return {"doubled": 2 * evaluation.scores["loss"]}
+
+
+@pytest.mark.long
+def test_its_evaluations_have_the_metrics_of_the_user(tmp_path):
+    config = changed(
+        own_experiment.PRESETS["reverse"],
+        runs=str(tmp_path),
+        optimizer__total_steps=22,
+        training__metrics=(f"{__name__}:doubled_loss",),
+        training__evaluate_every=11,
+        training__early_stopping_metric="validation_doubled",
+        training__early_stopping_mode="min",
+    )
+    result = own_experiment.train(config)
+    assert result.scores["doubled"] == pytest.approx(2 * result.scores["loss"])
+    assert result.validation["validation_doubled"] == pytest.approx(2 * result.scores["loss"])

@@ -1,8 +1,9 @@
 """The command line: options over presets and configuration files.
 
-`start` runs a command: `parse` makes a configuration of presets, files and options, `run` an exit
-code of an error. `config_files` reads configurations from files and words, `display` shows what a
-command does, `own_command` is how it was started.
+`start` runs a command: `parse` makes a configuration of presets, files and options and refuses
+options without effect (`option_effects`), `run` makes an exit code of an error. `config_files`
+reads configurations from files and words, `display` shows what a command does, `own_command` is how
+it was started.
 """
 
 import dataclasses
@@ -10,12 +11,14 @@ import os
 import shlex
 import sys
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar
 
 from experiments.harness.cli import config_files, display, help_text
 from experiments.harness.cli.exit_codes import exit_code, run, sentence
 from experiments.harness.cli.gpu_memory import GPU_MEMORY_SHARE
+from experiments.harness.cli.option_effects import refuse_without_effect
 from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
 from jaxformer.config.checks import alternatives
 from jaxformer.errors import ConfigError
@@ -30,6 +33,7 @@ __all__ = [
     "exit_code",
     "own_command",
     "parse",
+    "parse_base",
     "read_option",
     "run",
     "sentence",
@@ -56,11 +60,30 @@ def parse(
     too, for a new run that goes on from its state. Arguments without a name are values of the
     option `positional`; they stand before or after the options, but not after one that takes a
     list. A list that is given several times has all values. None for `args` reads the process's. An
-    unknown preset or option, and settings that contradict each other, end the process with code 2
-    and one sentence on stderr.
+    unknown preset or option, an option without effect, and settings that contradict each other, end
+    the process with code 2 and one sentence on stderr.
     """
+    with _ending_the_process():
+        config, options = _parse(presets, args, description or "", experiment, positional)
+        refuse_without_effect(config, options)
+    return config
+
+
+def parse_base(presets: Mapping[str, T], args: Sequence[str], description: str | None) -> T:
+    """The result of `parse` for settings that a sweep changes: an option may have an effect there.
+
+    The process ends as that of `parse` does.
+    """
+    with _ending_the_process():
+        config, _ = _parse(presets, [*args], description or "", "", "")
+    return config
+
+
+@contextmanager
+def _ending_the_process() -> Iterator[None]:
+    """Within it a `ConfigError` ends the process with code 2 and one sentence on stderr."""
     try:
-        return _parse(presets, args, description or "", experiment, positional)
+        yield
     except ConfigError as error:
         print(f"error: {sentence(error)}", file=sys.stderr)
         raise SystemExit(2) from error
@@ -104,7 +127,8 @@ def _parse(
     description: str,
     experiment: str,
     positional: str,
-) -> T:
+) -> tuple[T, list[str]]:
+    """The configuration, and the names of the options that were given."""
     words = sys.argv[1:] if args is None else args
     groups = _grouped(words, positional)
     kinds: dict[str, Any] = dict.fromkeys(("preset", "config"), str)
@@ -124,7 +148,7 @@ def _parse(
         about = help_text.about(description, presets, chosen, experiment)
         print(f"{about}\n{help_text.of(config, kinds, topics)}", end="")
         raise SystemExit(0)
-    return config
+    return config, [*values]
 
 
 def _grouped(args: Sequence[str], positional: str) -> dict[str, list[list[str]]]:

@@ -83,6 +83,10 @@ class ExperimentConfig(ProcessChoice, Protocol):
         """Dotted names of the fields that may differ when the run is resumed."""
         ...
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their dotted names."""
+        ...
+
 
 class BatchOptions(Protocol):
     """The options of data whose batches may be the user's own."""

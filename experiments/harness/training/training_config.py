@@ -164,6 +164,24 @@ class OptimizerConfig(optimizer.OptimizerConfig):
         check_name(self, "schedule", get_args(optimizer.ScheduleName))
         check_name(self, "name", get_args(optimizer.OptimizerName))
 
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why fields change nothing with the other ones, by their names.
+
+        An optimizer or a schedule of your own may read them all.
+        """
+        if is_import_name(self.name):
+            return {}
+        reasons = {}
+        if self.name != "muon":
+            reasons["momentum"] = f"it is for muon, but the optimizer is {self.name}"
+        if self.name == "lion":
+            reasons["eps"] = "it is for adam and muon, but the optimizer is lion"
+        if self.schedule in ("inverse_square_root", "constant"):
+            reasons["min_lr_ratio"] = f"the schedule {self.schedule} has no final rate"
+        if self.schedule != "wsd" and not is_import_name(self.schedule):
+            reasons["decay_fraction"] = f"it is for wsd, but the schedule is {self.schedule}"
+        return reasons
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceChoice(ProcessOptions):
@@ -235,6 +253,18 @@ class RunConfig(DeviceChoice):
         endless = self.optimizer.schedule in ("inverse_square_root", "constant")
         endless &= not is_import_name(self.optimizer.name)
         return [*names, "optimizer.total_steps"] if endless else names
+
+    def without_effect(self: ExperimentConfig) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their dotted names."""
+        unread = self.optimizer.without_effect()
+        reasons = {f"optimizer.{name}": reason for name, reason in unread.items()}
+        if not self.training.lora_rank:
+            adapters = "without --training.lora_rank there are no adapters"
+            reasons["training.lora_alpha"] = reasons["training.lora_targets"] = adapters
+        if self.training.grad_accumulation:
+            given = f"--training.grad_accumulation gives {self.training.grad_accumulation} parts"
+            reasons["training.usual_parts"] = given
+        return reasons
 
 
 def check_adapters(config: ExperimentConfig) -> None:
