@@ -2,14 +2,16 @@
 
 import os
 import shutil
+import stat
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from experiments.harness import cli
-from experiments.harness.runs import text_cache
+from experiments.harness.runs import own_texts, text_cache
 from experiments.harness.runs.text_cache import TextCache
 from experiments.language_modelling import prepare as language
 from experiments.language_modelling.presets import PRESETS as LANGUAGE
@@ -197,3 +199,29 @@ def test_a_text_changed_in_the_second_of_its_digest_is_another_text(tmp_path, mo
     time.sleep(2.6 - time.time() % 1 + 1)
     kept = cache.digest(path)
     assert cache.digest(path) == kept and any((tmp_path / "texts" / "records").iterdir())
+
+
+def own_lines():
+    """The texts of a function of the user."""
+    return ["eins", "zwei"]
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+def test_the_files_of_a_cache_may_be_read_by_whom_the_umask_says(mask, tmp_path):
+    def make(folder):
+        (folder / "a.json").write_text("{}")
+        write_tokens(folder / "b.tokens", [[1, 2], [3]], vocab_size=5)
+
+    before = os.umask(mask)
+    try:
+        cache = TextCache(tmp_path / "texts")
+        cache.fill(tmp_path / "run" / "data", ["made from"], make)
+        cache.record(["facts"], lambda: {"a": 1})
+        name = own_texts.called_once(f"{__name__}:own_lines", ("text",), cache)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len(files) > 6 and Path(name) in files
+    for path in files:
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask, path
+    assert {path.suffix for path in Path(name).parent.iterdir()} == {".jsonl"}

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import os
-import tempfile
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -43,17 +43,18 @@ def called_once(name: str, fields: Sequence[str], cache: TextCache) -> str:
     folder = (cache.folder or cache_folder()) / "called"
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
-    with tempfile.NamedTemporaryFile("wb", dir=folder, suffix=".jsonl", delete=False) as file:
-        try:
+    # Not a file of `tempfile`, which nobody else may read: colleagues share a cache.
+    unfinished = folder / f"{uuid.uuid4().hex}.unfinished"
+    try:
+        with open(unfinished, "xb") as file:
             for texts in read_called(name, len(fields)):
                 line = json.dumps(_record_of(fields, texts)).encode() + b"\n"
                 digest.update(line)
                 file.write(line)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-    path = folder / f"{name.partition(':')[2]}-{digest.hexdigest()[:32]}.jsonl"
-    os.replace(file.name, path)
+        path = folder / f"{name.partition(':')[2]}-{digest.hexdigest()[:32]}.jsonl"
+        os.replace(unfinished, path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return str(path)
 
 
