@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple, overload
 
 import jax
@@ -13,7 +14,7 @@ from jaxformer.decoding import take_rows
 from jaxformer.errors import DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.ops.cross_entropy import token_log_probs
-from jaxformer.pipelines.batching import BATCH_SIZE, next_power_of_two, pad_right
+from jaxformer.pipelines.batching import next_power_of_two, pad_right
 from jaxformer.pipelines.decoding_weights import prepare
 from jaxformer.pipelines.inputs import (
     Prompt,
@@ -24,13 +25,12 @@ from jaxformer.pipelines.inputs import (
     check_texts,
     unwrap_single,
 )
+from jaxformer.pipelines.joined_batches import Batch, join_batches
 from jaxformer.pipelines.pieces import place_params, run_divided
 from jaxformer.pipelines.prompts import check_ids
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import Template, Tokenizer
 
-# The logits of so many tokens of GPT-2's vocabulary take 0.4 GB.
-_BATCH_TOKENS = 2048
 # Lengths above this are padded to a multiple of the second number: a further program is compiled
 # in less time than more padding would take.
 _LONG = 256
@@ -135,9 +135,10 @@ def score_continuations(
     if _can_share_contexts(model, params):
         shared = [i for i, question in enumerate(encoded) if _is_shared(question, max_len)]
     by_question: list[list[TokenScores]] = [[] for _ in encoded]
-    for chosen in _batches_of_questions([encoded[i] for i in shared]):
-        numbers = [shared[k] for k in chosen]
-        together = _score_together(model, params, [encoded[i] for i in numbers])
+    sizes = [_sizes(encoded[i]) for i in shared]
+    for batch in join_batches(sizes, _tokens_of, partial(_fits, max_len=max_len)):
+        numbers = [shared[k] for k in batch.items]
+        together = _score_together(model, params, [encoded[i] for i in numbers], batch)
         for i, rows_of_question in zip(numbers, together, strict=True):
             by_question[i] = rows_of_question
     # In the other questions each continuation is read with its context.
@@ -164,8 +165,8 @@ def _can_share_contexts(model: DecoderOnly, params: Any) -> bool:
 
 def _is_shared(question: "Question", max_len: int) -> bool:
     """Whether the context of a question is read once for its continuations."""
-    context_size, count, size = _sizes(question)
-    return count > 1 and context_size + size <= max_len
+    size = _sizes(question)
+    return size[1] > 1 and _fits(size, max_len)
 
 
 Question = tuple[list[int], list[list[int]]]
@@ -177,6 +178,18 @@ def _sizes(question: Question) -> tuple[int, int, int]:
     context, rows = question
     longest = max(map(len, rows), default=1)
     return padded_length(len(context) - 1), len(rows), next_power_of_two(longest)
+
+
+def _fits(size: tuple[int, ...], max_len: int) -> bool:
+    """Whether a padded context and its padded continuations fit into a model's positions."""
+    context_size, _, longest = size
+    return context_size + longest <= max_len
+
+
+def _tokens_of(size: tuple[int, ...]) -> int:
+    """The tokens of a padded context and of its continuations."""
+    context_size, count, longest = size
+    return context_size + count * longest
 
 
 def _encode_questions(questions: list[Any], tokenizer: Tokenizer, max_len: int) -> list[Question]:
@@ -237,9 +250,12 @@ def _score_windows(
     """
     max_len = model.config.max_len
     by_window: list[TokenScores] = [TokenScores([], [], [])] * len(windows)
-    for chosen, size in _groups([len(ids) - 1 for ids, _ in windows], max_len):
-        batch = next_power_of_two(len(chosen))
-        tokens = pad_right([windows[i][0] for i in chosen], batch, size + 1)
+    scored_windows = [i for i, (ids, _) in enumerate(windows) if len(ids) > 1]
+    sizes = [(min(padded_length(len(windows[i][0]) - 1), max_len),) for i in scored_windows]
+    for batch in join_batches(sizes, itemgetter(0)):
+        chosen = [scored_windows[k] for k in batch.items]
+        (size,) = batch.size
+        tokens = pad_right([windows[i][0] for i in chosen], batch.rows, size + 1)
         log_probs, most_likely = run_divided(params, _score_rows, model, tokens)
         for row, i in enumerate(chosen):
             ids, known = windows[i]
@@ -253,17 +269,18 @@ def _score_windows(
 
 
 def _score_together(
-    model: DecoderOnly, params: Any, questions: Sequence[Question]
+    model: DecoderOnly, params: Any, questions: Sequence[Question], batch: Batch
 ) -> list[list[TokenScores]]:
-    """The scores of the continuations of each question, whose contexts are read once."""
-    batch = next_power_of_two(len(questions))
-    sizes = [_sizes(question) for question in questions]
-    context_size, count, size = (max(column) for column in zip(*sizes, strict=True))
+    """The scores of the continuations of each question, whose contexts are read once.
+
+    `batch` has the sizes that they are padded to.
+    """
+    context_size, count, size = batch.size
     contexts = [context for context, _ in questions]
-    before = pad_right([context[:-1] for context in contexts], batch, context_size)
-    lengths = np.zeros(batch, np.int32)
+    before = pad_right([context[:-1] for context in contexts], batch.rows, context_size)
+    lengths = np.zeros(batch.rows, np.int32)
     lengths[: len(contexts)] = [len(context) - 1 for context in contexts]
-    after = np.zeros((batch, count, size + 1), np.int32)
+    after = np.zeros((batch.rows, count, size + 1), np.int32)
     for b, (context, rows) in enumerate(questions):
         begun = [[context[-1], *row] for row in rows]
         after[b, : len(rows)] = pad_right(begun, len(rows), size + 1)
@@ -337,30 +354,3 @@ def padded_length(length: int) -> int:
     if length <= _LONG:
         return max(16, next_power_of_two(length))
     return -(-length // _MULTIPLE) * _MULTIPLE
-
-
-def _groups(lengths: list[int], max_len: int) -> Iterator[tuple[list[int], int]]:
-    """Indices of items of similar length, of up to `_BATCH_TOKENS` tokens, and their padded length.
-
-    Items of length 0 are left out.
-    """
-    by_size: dict[int, list[int]] = {}
-    for i in sorted(range(len(lengths)), key=lambda i: lengths[i]):
-        if lengths[i]:
-            by_size.setdefault(min(padded_length(lengths[i]), max_len), []).append(i)
-    for size, indices in by_size.items():
-        batch = max(1, min(BATCH_SIZE, _BATCH_TOKENS // size))
-        for start in range(0, len(indices), batch):
-            yield indices[start : start + batch], size
-
-
-def _batches_of_questions(questions: Sequence[Question]) -> Iterator[list[int]]:
-    """Indices of questions of similar sizes, of up to `_BATCH_TOKENS` tokens together."""
-    by_size: dict[tuple[int, int, int], list[int]] = {}
-    for i, question in enumerate(questions):
-        by_size.setdefault(_sizes(question), []).append(i)
-    for (context_size, count, length), indices in sorted(by_size.items()):
-        tokens = context_size + count * length
-        batch = max(1, min(BATCH_SIZE, _BATCH_TOKENS // tokens))
-        for start in range(0, len(indices), batch):
-            yield indices[start : start + batch]
