@@ -12,6 +12,7 @@ import pytest
 from experiments.harness.runs.shares import shares_of
 from experiments.language_modelling import evaluate, prepare, train
 from jaxformer.errors import ConfigError
+from jaxformer.text import tokenizers
 from tests.experiments.commands import call, metrics_of
 from tests.experiments.tiny_runs import WORDS, language_config
 from tests.text.test_id_files import write_llm_c
@@ -66,26 +67,49 @@ def test_a_run_on_a_mixture_resumes_with_the_same_batches(mixed_run, tmp_path):
     assert metrics_of(copy) == metrics_of(folder)
 
 
+def config_with_ids(folder: Path, name: str, **changes):
+    """A run on a.txt and on two shards of ids, made with the tokenizer of the run `mixed`."""
+    config = mixed_config(folder, name=name)
+    path = Path(config.runs) / "language_modelling" / "mixed" / "tokenizer" / "tokenizer.json"
+    tokenizer = tokenizers.load(path)
+    for shard, count in enumerate((40, 23)):
+        ids = np.concatenate([tokenizer.encode(" ".join(WORDS[shard:])) + [2]] * count)
+        write_llm_c(folder / f"ids_{shard}.bin", ids)
+    changes |= {"data__document_id": 2, "data__tokenizer": str(path)}
+    return mixed_config(
+        folder,
+        name=name,
+        data__train=(config.data.train[0], f"{folder}/ids_*.bin=0.5"),
+        **changes,
+    )
+
+
 TRAIN = """
 import sys
 from pathlib import Path
 from experiments.harness import cli
 from experiments.language_modelling import train
-from tests.experiments.test_mixtures import mixed_config
+from tests.experiments.test_mixtures import config_with_ids, mixed_config
 folder, name, strategy = sys.argv[1:]
-config = mixed_config(Path(folder), name=name, strategy=strategy)
+make = config_with_ids if name.startswith("ids") else mixed_config
+config = make(Path(folder), name=name, strategy=strategy)
 sys.exit(cli.run(lambda: train.main(config)))
 """
 
 
 @pytest.mark.long
-def test_four_devices_go_on_with_the_mixture_that_one_device_began(mixed_run):
+@pytest.mark.parametrize("has_ids", [False, True])
+def test_four_devices_go_on_with_the_mixture_that_one_device_began(mixed_run, has_ids):
     one, config, _ = mixed_run
-    four = shutil.copytree(one, one.parent / "four")
+    texts, name = Path(config.runs).parent, "four"
+    if has_ids:
+        done, name = call(train, config_with_ids(texts, "ids")), "ids-four"
+        assert done.code == 0 and "ids_*.bin: 0.5 of the rows" in done.out, done.err
+        one = one.parent / "ids"
+    four = shutil.copytree(one, one.parent / name)
     saved = (four / "checkpoints").iterdir()
     shutil.rmtree(max(path for path in saved if path.name.isdigit()))
-    texts = Path(config.runs).parent
-    (done,) = finished(start("-c", TRAIN, texts, "four", "replicated", devices=4))
+    (done,) = finished(start("-c", TRAIN, texts, name, "replicated", devices=4))
     assert "from step 2 to 4" in done.out
     for line, other in zip(metrics_of(one), metrics_of(four), strict=True):
         assert line.keys() == other.keys()
