@@ -15,10 +15,13 @@ from unittest import mock
 
 import jax
 
+from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.task import EvaluationResult
 from experiments.translation import train
+from experiments.translation.prepare import Prepared
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError
+from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pretrained import load
 from tests.faults import children
 from tests.faults.children import Count
@@ -194,10 +197,12 @@ def _diverging(tell: Tell) -> AbstractContextManager[Any]:
     """The validations of step 16 on are NaN, and the first of those that choose the weights."""
     evaluate, chosen = train.evaluate, iter([True])
 
-    def evaluated(*args: Any) -> EvaluationResult:
-        scores, samples = evaluate(*args)
-        step = args[3] or 99 * next(chosen, False)
-        lost = {"validation_loss": math.nan, "validation_bleu": 0.0} if step >= 16 else {}
+    def evaluated(
+        model: EncoderDecoder, data: Prepared, run: OpenRun, params: Any, step: int
+    ) -> EvaluationResult:
+        scores, samples = evaluate(model, data, run, params, step)
+        at_step = step or 99 * next(chosen, False)  # the first choice of weights has step 0
+        lost = {"validation_loss": math.nan, "validation_bleu": 0.0} if at_step >= 16 else {}
         return EvaluationResult({**scores, **lost}, samples)
 
     return mock.patch.object(train, "evaluate", evaluated)
