@@ -172,18 +172,23 @@ def describe_scores(name: str, config: LanguageConfig, measured: Measured) -> st
     lines = [
         f"{name}: {likelihood.tokens:,} {unit}",
         f"  loss {likelihood.loss:.4f}{plus_minus(interval, '.4f')} nats a token, perplexity "
-        f"{likelihood.perplexity:.2f}",
+        f"{_readable(likelihood.perplexity)}",
     ]
     if config.objective == "causal":
         bits = plus_minus(interval * likelihood.bits_per_byte / likelihood.loss, ".4f")
         lines += [
-            f"  word perplexity {likelihood.word_perplexity:.2f} (nats / {likelihood.words:,} "
-            "words, the end of each line one of them)",
+            f"  word perplexity {_readable(likelihood.word_perplexity)} "
+            f"(nats / {likelihood.words:,} words, ends of lines among them)",
             f"  bits per byte {likelihood.bits_per_byte:.4f}{bits} ({likelihood.bytes:,} bytes)",
         ]
     if not math.isnan(interval):
         lines.append("  ±: 95 % over other text (bootstrap over batches)")
     return "\n".join(lines)
+
+
+def _readable(perplexity: float) -> str:
+    """A perplexity as a person reads it; an untrained model's may have 25 digits."""
+    return f"{perplexity:.2f}" if perplexity < 1e6 else f"{perplexity:.3g}"
 
 
 def describe_run(folder: Path) -> str:

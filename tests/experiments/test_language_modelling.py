@@ -26,12 +26,14 @@ from experiments.language_modelling import (
 )
 from experiments.language_modelling.objectives import objective_of
 from experiments.language_modelling.presets import PRESETS, DataConfig
+from experiments.language_modelling.scoring import Measured, describe_scores
 from jaxformer import pipelines
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pretrained import load_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.data import open_tokens, write_tokens
+from jaxformer.text.metrics import Likelihood
 from tests.experiments.commands import call, metrics_of, refused
 from tests.experiments.tiny_runs import WORDS, changed
 from tests.experiments.trained_runs import copied, loaded_once
@@ -461,3 +463,15 @@ def test_an_exported_run_is_read_as_one_of_transformers(objective, request, logi
     refused(call(export, options), 2, "is there already")
     again = {"--run": tmp_path / "out", "--out": tmp_path / "again"}
     refused(call(export, again), 2, "of transformers already")
+
+
+def test_the_scores_of_a_model_that_knows_nothing_fit_80_columns():
+    """The perplexity of a word of many rare tokens has more digits than tell something."""
+    likelihood = Likelihood(nats=21_587.0, tokens=1_999, words=383, bytes=4_699)
+    config = PRESETS["python_stdlib"]
+    measured = Measured(likelihood, [{"loss": 21_587.0, "tokens": 1_999.0}], {})
+    lines = describe_scores("validation", config, measured).splitlines()
+    assert all(len(line) <= 80 for line in lines), lines
+    assert "  word perplexity 3" in lines[2] and "e+24 (nats / 383 words" in lines[2]
+    known = measured._replace(likelihood=likelihood._replace(nats=1_500.0))
+    assert "  word perplexity 50.22 (nats / 383 words" in describe_scores("test", config, known)
