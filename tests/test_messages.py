@@ -13,6 +13,7 @@ import pytest
 from experiments import plan, runs, sweep
 from experiments.harness import cli
 from experiments.harness.cli.config_files import settings
+from experiments.language_modelling import generate
 from tests.documents import ROOT
 
 PACKAGES = (ROOT / "experiments", ROOT / "jaxformer")
@@ -52,7 +53,7 @@ def offered(module: str) -> set[str]:
 def known_options() -> set[str]:
     """Options of all commands, the groups that they are in, and the flags that switch them off."""
     names = FOR_ALL | {name for module in commands() for name in offered(module)}
-    for options in (sweep.SweepOptions, plan.PlanOptions):
+    for options in (sweep.SweepOptions, plan.PlanOptions, generate.GenerateOptions):
         names |= set(settings(options()))
     for command in runs.COMMANDS.values():
         names |= set(settings(runs.get_type_hints(command)["options"]()))
