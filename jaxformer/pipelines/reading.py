@@ -82,6 +82,11 @@ def read_prompts(
     return placed(put_rows(state, rows, begun))
 
 
+# Traced once for calls of the same sizes: the shape of a state is asked for in each call.
+@partial(
+    jax.jit,
+    static_argnames=("model", "rows", "config", "eos", "logits_processors", "cache_length"),
+)
 def begin_rows(
     model: DecoderOnly,
     params: Any,

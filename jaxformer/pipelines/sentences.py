@@ -84,6 +84,12 @@ def enter_sentences(
     return placed(put_rows(state, rows, begun))
 
 
+# Traced once for calls of the same sizes: the shape of a state is asked for in each call.
+@partial(
+    jax.jit,
+    static_argnames=("model", "search", "bos", "pad", "logits_processors"),
+    inline=True,
+)
 def begin_sentences(
     model: EncoderDecoder,
     params: Any,

@@ -632,3 +632,19 @@ def test_an_empty_prompt_is_refused_where_no_token_begins_a_text(loaded):
     )
     with pytest.raises(DataError, match="prompt 2 of 2"):
         complete(bare, ["a", ""], GREEDY)
+
+
+def test_a_second_call_of_the_same_sizes_traces_nothing(loaded):
+    traced = []
+
+    class Counted(DecoderOnly):
+        def init_cache(self, *args, **options):
+            traced.append(args)
+            return super().init_cache(*args, **options)
+
+    counted = dataclasses.replace(loaded, model=Counted(loaded.model.config))
+    first = complete(counted, ["abc", "de"], max_new_tokens=5, seed=0)
+    assert traced
+    traced.clear()
+    assert complete(counted, ["abc", "de"], max_new_tokens=5, seed=0) == first
+    assert traced == []

@@ -305,3 +305,20 @@ def test_a_logits_processor_of_the_callers_decides_what_is_written(system, asser
         assert_equal([each.score for each in hypotheses], [each.score for each in others])
     best = translate(loaded, lines, SEARCH, OPTIONS, logits_processors=[without])
     assert best == [hypotheses[0].text for hypotheses in found]
+
+
+def test_a_second_call_of_the_same_sizes_traces_nothing(system):
+    traced = []
+
+    class Counted(EncoderDecoder):
+        def init_cache(self, *args, **options):
+            traced.append(args)
+            return super().init_cache(*args, **options)
+
+    model, params, *tokenizers = system
+    counted = Counted(model.config), params, *tokenizers
+    first = run(counted, ["abc", "de"])
+    assert traced
+    traced.clear()
+    assert run(counted, ["abc", "de"]) == first
+    assert traced == []
