@@ -58,7 +58,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
     return replace(
         config,
         model=parent.with_sizes(config.model, model),
-        training=parent.with_parts(config.training, config, folder, loaded),
+        training=parent.with_modules(config.training, config, folder, loaded),
         objective=source.objective,
         data=data,
         **settings,

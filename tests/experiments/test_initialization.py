@@ -149,6 +149,20 @@ def test_what_cannot_be_continued_is_refused(error, said, changes, begin, parent
         begin(**changes)
 
 
+@pytest.mark.parametrize(
+    ("start", "option", "name"),
+    [
+        ("init_from", "training.model", "jaxformer.nn.models:DecoderOnly"),
+        ("continue_from", "training.model", "jaxformer.nn.models:DecoderOnly"),
+        ("continue_from", "training.block", "tests.experiments.own_parts:OwnBlock"),
+    ],
+)
+def test_another_model_than_the_starts_is_refused_by_its_option(start, option, name, base, parent):
+    changes = {start: str(parent), option.replace(".", "__"): name}
+    with pytest.raises(ConfigError, match=f"{option}='{name}'"):
+        train(changed(base, name="other", **changes))
+
+
 @pytest.fixture(scope="module")
 def tuned(base, parent):
     """A run from step 3 of the parent, on other text, at a rate of 0: it keeps the weights."""

@@ -43,19 +43,33 @@ def with_start(config: C, folder: Path, loaded: Loaded) -> C:
     Dropout, dtype and initializer stay as in `config`.
     """
     model = with_sizes(config.model, loaded.model.config)
-    training = with_parts(config.training, config, folder, loaded)
+    training = with_modules(config.training, config, folder, loaded)
     return replace(config, model=model, training=training)
 
 
-def with_parts(training: T, config: ExperimentConfig, folder: Path, loaded: Loaded) -> T:
-    """The `training` of `config` with the model and the block of what is `loaded` from `folder`."""
+def with_modules(training: T, config: ExperimentConfig, folder: Path, loaded: Loaded) -> T:
+    """The `training` of `config` with the model and the block of what is `loaded` from `folder`.
+
+    A block that is given with `init_from` may add parameters, and stays. Raises `ConfigError` for
+    another model, and where steps go on for another block.
+    """
     if loaded.config is None:
         return training
     source = run_folder.load_config(folder, type(config)).training
-    block = source.block
-    if config.init_from and training.block:  # a block that the user gives may add parameters
-        block = training.block
-    return replace(training, model=source.model, block=block)
+    _check_same("training.model", training.model, source.model, folder)
+    if config.init_from and training.block:
+        return replace(training, model=source.model)
+    _check_same("training.block", training.block, source.block, folder)
+    return replace(training, model=source.model, block=source.block)
+
+
+def _check_same(option: str, given: str, there: str, folder: Path) -> None:
+    if given not in ("", there):
+        own = repr(there) if there else "the library's"
+        raise ConfigError(
+            f"{option}={given!r} is given, but the weights in {folder} are of {own}: leave the "
+            "option out"
+        )
 
 
 def with_sizes(config: TransformerConfig, source: TransformerConfig) -> TransformerConfig:
