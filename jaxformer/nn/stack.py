@@ -128,7 +128,7 @@ class Stack(CheckedModule):
             self.blocks: list[nn.Module] = [
                 self.make_block(layer=i) for i in range(self.num_layers)
             ]
-        first_block = self.block_modules()[0]
+        first_block = _block_modules(self)[0]
         make_norm = self.make_norm or _norm_maker(first_block, self.norm_options, self.use_bias)
         if self.input_norm:
             self.embedding_norm: nn.Module = make_norm()
@@ -284,7 +284,7 @@ class Stack(CheckedModule):
         self, x: Float[Array, "R T D"], inputs: InputsByKind, cache: Cache
     ) -> tuple[Float[Array, "R T D"], tuple[Any, ...]]:
         """`x` after all blocks, and their layers of `cache` with its tokens added."""
-        for block in self.block_modules():
+        for block in _block_modules(self):
             _check_decode(type(block))
         if self.scan:
             return self.scan_decoding_blocks(x, inputs, cache)
@@ -390,7 +390,7 @@ class Stack(CheckedModule):
         Raises `ConfigError` for a scheme that acts on heads if a block does not tell them, or if
         they differ from block to block.
         """
-        blocks = self.block_modules()
+        blocks = _block_modules(self)
         sizes = {_heads_of(block, width) for block in blocks}
         if len(sizes) == 1:
             (of_all,) = sizes
@@ -408,9 +408,10 @@ class Stack(CheckedModule):
             )
         return 1, width  # no scheme reads them
 
-    def block_modules(self) -> Sequence[Any]:
-        """The modules of the blocks: one of all layers in a scan."""
-        return [self.stacked_blocks] if self.scan else self.blocks
+
+def _block_modules(stack: Stack) -> Sequence[Any]:
+    """The modules of the blocks of `stack`: one of all layers in a scan."""
+    return [stack.stacked_blocks] if stack.scan else stack.blocks
 
 
 def _with_number(block: nn.Module, layer: Int[Array, ""]) -> nn.Module:

@@ -146,6 +146,7 @@ ADDED: Mapping[str, Any] = {
     "model.positions.scaling.type": "no_scaling",
     "model.positions.window_base": None,
     "num_processes": None,
+    "optimizer.ns_coeffs": "standard",
     "sampling.min_new_tokens": 0,
     "sampling.suppress_tokens": [],
     "source_language": None,
@@ -158,6 +159,7 @@ ADDED: Mapping[str, Any] = {
     "translation.target_language": None,
     "work.model.attention.norm_over_heads": False,
     "work.model.feed_forward.experts": None,
+    "work.optimizer.ns_coeffs": "standard",
 }
 """Settings that did not exist, with the value that computes what was computed without them."""
 
