@@ -38,5 +38,5 @@ def one_hot_by_product(x: Int[Array, "*shape L"], classes: int) -> Bool[Array, "
     places = jnp.arange(_LANES * classes)
     is_source = jnp.arange(_LANES)[:, None] == places[None] // classes
     repeated = jnp.matmul(parts, is_source.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-    numbers = (places % classes).reshape(*[1] * (x.ndim), -1)
+    numbers = (places % classes).astype(jnp.float32).reshape(*[1] * x.ndim, -1)
     return (repeated == numbers).reshape(*shape, -1)[..., : length * classes]
