@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-_LANES = 128
+from jaxformer.ops.tpu_tiles import LANES
 
 
 def flat_one_hot(x: Int[Array, "*shape L"], classes: int) -> Bool[Array, "*shape L*classes"]:
@@ -26,17 +26,19 @@ def flat_one_hot(x: Int[Array, "*shape L"], classes: int) -> Bool[Array, "*shape
 
 def one_hot_plainly(x: Int[Array, "*shape L"], classes: int) -> Bool[Array, "*shape L*classes"]:
     """`flat_one_hot` by a comparison of each number with each class."""
-    numbers = jnp.arange(classes).reshape(*[1] * x.ndim, classes)
+    numbers = jnp.expand_dims(jnp.arange(classes), range(x.ndim))
     return (x[..., None] == numbers).reshape(*x.shape[:-1], -1)
 
 
 def one_hot_by_product(x: Int[Array, "*shape L"], classes: int) -> Bool[Array, "*shape L*classes"]:
     """`flat_one_hot` by products of 128 numbers at a time."""
     *shape, length = x.shape
-    x = jnp.pad(x, [(0, 0)] * len(shape) + [(0, -length % _LANES)])
-    parts = x.reshape(*shape, -1, _LANES).astype(jnp.float32)
-    places = jnp.arange(_LANES * classes)
-    is_source = jnp.arange(_LANES)[:, None] == places[None] // classes
+    widths = [(0, 0)] * x.ndim
+    widths[-1] = (0, -length % LANES)
+    x = jnp.pad(x, widths)
+    parts = x.reshape(*shape, -1, LANES).astype(jnp.float32)
+    places = jnp.arange(LANES * classes)
+    is_source = jnp.arange(LANES)[:, None] == places[None] // classes
     repeated = jnp.matmul(parts, is_source.astype(jnp.float32), precision=jax.lax.Precision.HIGHEST)
-    numbers = (places % classes).astype(jnp.float32).reshape(*[1] * x.ndim, -1)
+    numbers = jnp.expand_dims((places % classes).astype(jnp.float32), range(x.ndim))
     return (repeated == numbers).reshape(*shape, -1)[..., : length * classes]

@@ -12,11 +12,12 @@ from jaxtyping import Float, Int
 from jaxformer import optional_dependencies
 from jaxformer.ops.dense import summed_in_float32
 from jaxformer.ops.manual_axes import varying_axes
+from jaxformer.ops.tpu_tiles import LANES
 
 _MEGABLOX = "jax.experimental.pallas.ops.tpu.megablox.gmm"
 """JAX's kernels `gmm` and `tgmm`, imported when a call needs them: a later JAX may lack them."""
-_SUBLANES, _LANES = 16, 128
-"""Rows of the smallest tile of 16-bit numbers, and its columns."""
+_SUBLANES = 16
+"""Rows of the smallest tile of 16-bit numbers."""
 _TILES_OF_GROUP = 4
 """Tiles of rows of a group of average size: a tile that two groups share is computed twice."""
 _ROW_BYTES = 1024
@@ -155,4 +156,4 @@ def _tile_of_matrix(inputs: int, outputs: int, itemsize: int) -> tuple[int, int]
     """The inputs and outputs of a tile of a matrix."""
     tile_inputs = min(inputs, _INPUTS)
     most = _MATRIX_BYTES // (itemsize * tile_inputs)
-    return tile_inputs, min(outputs, most // _LANES * _LANES)
+    return tile_inputs, min(outputs, most // LANES * LANES)

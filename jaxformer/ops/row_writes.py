@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int
 
 from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.rows_and_heads import map_rows_and_heads
+from jaxformer.ops.tpu_tiles import LANES, has_positions_in_lanes, heads_at_once
 
-_LANES = 128
 _SUBLANES = 16
 """Positions of values that are read and written together: a tile of 16-bit numbers."""
 _TILE_BYTES = 2**20
@@ -42,7 +42,7 @@ def write_rows(
            [0., 0., 1., 0.]], dtype=float32)
     """
     arrays = key, value, new_key, new_value, start
-    if new_key.shape[-1] > _LANES or not {key.dtype, value.dtype} <= {*_DTYPES}:
+    if new_key.shape[-1] > LANES or not {key.dtype, value.dtype} <= {*_DTYPES}:
         return write_plainly(*arrays)
     return jax.lax.platform_dependent(*arrays, tpu=_write_tiles, default=write_plainly)
 
@@ -90,18 +90,18 @@ def write_tiles(
     start = jnp.clip(start, 0, length - count).astype(jnp.int32)
     # The new columns of all rows lie side by side: a row's columns are in one tile.
     columns = pl.next_power_of_2(count)
-    new_key = _side_by_side(new_key, 3, columns, _LANES)
+    new_key = _side_by_side(new_key, 3, columns, LANES)
     value_size = value.shape[3]
-    is_in_lanes = value_size % _LANES != 0
+    is_in_lanes = has_positions_in_lanes(value_size)
     if is_in_lanes:
-        value_axis, value_positions = 1, _LANES
-        value_tile = (value_size, _LANES)
+        value_axis, value_positions = 1, LANES
+        value_tile = (value_size, LANES)
         value, new_value = jnp.swapaxes(value, 2, 3), jnp.swapaxes(new_value, 2, 3)
     else:
         value_axis, value_positions = 0, max(_SUBLANES, columns)
         value_tile = (value_positions, value_size)
     new_value = _side_by_side(new_value, 2 + value_axis, columns, value_positions)
-    at_once = _heads_at_once(heads, max(size, value_size) * key.dtype.itemsize)
+    at_once = heads_at_once(heads, max(size, value_size) * key.dtype.itemsize, _TILE_BYTES)
 
     def tile_of_cache(positions: int) -> Callable[..., Array]:
         """The tile of so many `positions` that holds the first or the last new one."""
@@ -135,9 +135,9 @@ def write_tiles(
 
         return pl.BlockSpec((at_once, *shape), indices)
 
-    key_tile = (size, _LANES)
+    key_tile = (size, LANES)
     of_cache = [spec_of_cache(key_tile, 1), spec_of_cache(value_tile, value_axis)]
-    tiles = tile_of_cache(_LANES), tile_of_cache(value_positions)
+    tiles = tile_of_cache(LANES), tile_of_cache(value_positions)
     written = pl.pallas_call(
         partial(_kernel, count, columns, value_axis, *tiles),
         grid_spec=pltpu.PrefetchScalarGridSpec(
@@ -154,12 +154,6 @@ def write_tiles(
     )(start, new_key, new_value, key, value)
     key, value = written
     return key, jnp.swapaxes(value, 2, 3) if is_in_lanes else value
-
-
-def _heads_at_once(heads: int, column_bytes: int) -> int:
-    """The number of heads that a step writes: as many as have tiles of a megabyte together."""
-    most = max(1, _TILE_BYTES // (column_bytes * _LANES))
-    return max(count for count in range(1, heads + 1) if heads % count == 0 and count <= most)
 
 
 def _side_by_side(new: Array, axis: int, columns: int, multiple: int) -> Array:

@@ -39,12 +39,15 @@ def join_batches(
     >>> [(batch.items, batch.size, batch.rows) for batch in batches]
     [([0, 2, 1, 3], (64,), 4)]
     """
+    if not sizes:
+        return []
     by_size: dict[Size, list[int]] = {}
     for i, size in enumerate(sizes):
         by_size.setdefault(size, []).append(i)
+    ordered = sorted(by_size, key=lambda size: (num_tokens(size), size))
     batches: list[Batch] = []
     waiting: list[int] = []
-    waiting_size: Size = ()
+    waiting_size = ordered[0]
 
     def padding(items: list[int], size: Size) -> int:
         """The tokens that `items` have more in `size` than in their own sizes."""
@@ -54,24 +57,26 @@ def join_batches(
         """Whether `items` are better padded to `size` than read by two programs."""
         return fits(size) and padding(items, size) <= PROGRAM_TOKENS
 
-    for size in sorted(by_size, key=lambda size: (num_tokens(size), size)):
+    for size in ordered:
         items = by_size[size]
-        joined = tuple(map(max, waiting_size, size)) if waiting else size
-        if waiting and not joins([*waiting, *items], joined):
+        joined = tuple(map(max, waiting_size, size))
+        if not joins([*waiting, *items], joined):  # whole batches need not wait
             rows = _most_rows(num_tokens(waiting_size))
             whole = len(waiting) - len(waiting) % rows
             batches += _of_one_size(waiting[:whole], waiting_size, rows)
             waiting = waiting[whole:]
-            if not waiting or not joins([*waiting, *items], joined):
+            if waiting and not joins([*waiting, *items], joined):
                 rows = _rows(waiting, waiting_size, num_tokens)
                 batches += _of_one_size(waiting, waiting_size, rows)
-                waiting, joined = [], size
+                waiting = []
+            if not waiting:
+                joined = size
         waiting, waiting_size = [*waiting, *items], joined
     rows = _rows(waiting, waiting_size, num_tokens)
     larger = [  # programs that are there may read what waits, too
         batch
         for batch in batches
-        if all(a >= b for a, b in zip(batch.size, waiting_size, strict=False))
+        if all(a >= b for a, b in zip(batch.size, waiting_size, strict=True))
     ]
     if larger:
         least = min(larger, key=lambda batch: num_tokens(batch.size))
@@ -89,7 +94,7 @@ def _of_one_size(items: list[int], size: Size, rows: int) -> Iterator[Batch]:
 
 def _rows(items: list[int], size: Size, num_tokens: Callable[[Size], int]) -> int:
     """The rows of a program for `items` alone."""
-    return min(next_power_of_two(len(items)), _most_rows(num_tokens(size))) if items else 1
+    return min(next_power_of_two(len(items)), _most_rows(num_tokens(size)))
 
 
 def _most_rows(num_tokens: int) -> int:

@@ -105,9 +105,8 @@ def merge_adapters(params: Params) -> Params:
     >>> float(merged["kernel"][0, 0])
     1.0
     """
-    leaves = _flatten(params)
-    merged = _without_adapters(leaves)
-    for path, adapter in adapters_of(params).items():
+    merged, adapters = _split(_flatten(params))
+    for path, adapter in adapters.items():
         merged[path] = _merged(merged[path], adapter)
     return unflatten_dict(merged, sep="/")
 
@@ -122,13 +121,7 @@ class Adapter(NamedTuple):
 
 def adapters_of(params: Params) -> dict[str, Adapter]:
     """The adapters in `params`, by the paths of their matrices."""
-    leaves = _flatten(params)
-    adapters = {}
-    for path in leaves:
-        paths = _adapter_paths(path)
-        if all(x in leaves for x in paths):
-            adapters[path] = Adapter(*(leaves[x] for x in paths))
-    return adapters
+    return _split(_flatten(params))[1]
 
 
 def attach_adapters(params: Params, axes: ModelAxes) -> Params:
@@ -147,9 +140,8 @@ def attach_adapters(params: Params, axes: ModelAxes) -> Params:
     >>> kernel.matrix.shape, kernel.a.shape, kernel.b.shape
     ((768, 3072), (768, 2), (2, 3072))
     """
-    leaves = _flatten(params)
-    attached = _without_adapters(leaves)
-    for path, adapter in adapters_of(params).items():
+    attached, adapters = _split(_flatten(params))
+    for path, adapter in adapters.items():
         if path in axes and axes[path].module is Dense:
             attached[path] = AdaptedMatrix(attached[path], *adapter)
         else:
@@ -178,13 +170,13 @@ def adapter_loss(loss: Loss, frozen: str = FROZEN, axes: ModelAxes | None = None
 def replace_base(params: Params, base: Params) -> Params:
     """`base`, which has no adapters, with the adapters of `params`."""
     leaves = _flatten(params)
-    adapters = leaves.keys() - _without_adapters(leaves).keys()
+    adapters = leaves.keys() - _split(leaves)[0].keys()
     return unflatten_dict(_flatten(base) | {path: leaves[path] for path in adapters}, sep="/")
 
 
 def without_adapters(params: Params) -> Params:
     """The base: `params` without adapters, which are not merged."""
-    return unflatten_dict(_without_adapters(_flatten(params)), sep="/")
+    return unflatten_dict(_split(_flatten(params))[0], sep="/")
 
 
 def _flatten(params: Params) -> dict[str, Any]:
@@ -197,10 +189,14 @@ def _adapter_paths(path: str) -> list[str]:
     return [f"{path}{ADAPTER_SUFFIX}/{name}" for name in Adapter._fields]
 
 
-def _without_adapters(leaves: dict[str, Any]) -> dict[str, Any]:
-    """The leaves by path that belong to no adapter."""
-    in_adapters = {x for path in adapters_of(leaves) for x in _adapter_paths(path)}
-    return {path: leaf for path, leaf in leaves.items() if path not in in_adapters}
+def _split(leaves: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Adapter]]:
+    """The leaves by path that belong to no adapter, and the adapters by the paths of matrices."""
+    base, adapters = dict(leaves), {}
+    for path in leaves:
+        paths = _adapter_paths(path)
+        if all(x in leaves for x in paths):
+            adapters[path] = Adapter(*(base.pop(x) for x in paths))
+    return base, adapters
 
 
 def _draw_inputs(axes: Axes, leaf: Any, rank: int, rng: jax.Array) -> jax.Array:

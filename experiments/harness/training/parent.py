@@ -56,14 +56,14 @@ def with_modules(training: T, config: ExperimentConfig, folder: Path, loaded: Lo
     if loaded.config is None:
         return training
     source = run_folder.load_config(folder, type(config)).training
-    _check_same("training.model", training.model, source.model, folder)
+    _check_module("training.model", training.model, source.model, folder)
     if config.init_from and training.block:
         return replace(training, model=source.model)
-    _check_same("training.block", training.block, source.block, folder)
+    _check_module("training.block", training.block, source.block, folder)
     return replace(training, model=source.model, block=source.block)
 
 
-def _check_same(option: str, given: str, there: str, folder: Path) -> None:
+def _check_module(option: str, given: str, there: str, folder: Path) -> None:
     if given not in ("", there):
         own = repr(there) if there else "the library's"
         raise ConfigError(

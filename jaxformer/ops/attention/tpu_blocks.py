@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from jaxformer.ops.attention.kernel import AttentionSpec
+from jaxformer.ops.tpu_tiles import LANES
 
-LANES = 128
 SUBLANES = 8
 
 

@@ -18,17 +18,18 @@ from jaxtyping import Float, Int, Int8
 
 from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel, unsupported
 from jaxformer.ops.attention.reference import reference
-from jaxformer.ops.attention.tpu_blocks import LANES
 from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
 from jaxformer.ops.partitioning import axis_that_divides, partitioned
 from jaxformer.ops.rows_and_heads import map_rows_and_heads
+from jaxformer.ops.tpu_tiles import LANES, has_positions_in_lanes, heads_at_once
 
 _MOST_ROWS = 64
 """The most queries of a head of keys: their scores of a block of keys lie on the chip."""
-_BLOCK_BYTES, _BLOCK_KEYS = 2**20, 1024
-"""The most bytes of keys that a step of the kernel reads, beside as many of values, and the most
-positions: of a larger block a text would read more that it has not written."""
+_BLOCK_BYTES = 2**20
+"""The most bytes of keys that a step of the kernel reads, beside as many of values."""
+_BLOCK_KEYS = 1024
+"""The most positions of a block: of a larger one a text would read more that it has not written."""
 _TOGETHER = 8
 """The most heads that are computed side by side."""
 _LOWEST = MASKED_LOGIT / 2
@@ -126,9 +127,9 @@ def attend_to_cache(
     """
     (batch, heads, size, length), value_size = key.shape, value.shape[3]
     column_bytes = max(size, value_size) * key.dtype.itemsize
-    at_once = _heads_at_once(heads, column_bytes)
+    at_once = heads_at_once(heads, column_bytes, _BLOCK_BYTES)
     keys = _keys_at_once(length, at_once * column_bytes)
-    call = _Call(how, length, at_once, keys, value_size % LANES != 0)
+    call = _Call(how, length, at_once, keys, has_positions_in_lanes(value_size))
     if call.is_in_lanes:
         value = jnp.swapaxes(value, 2, 3)
     blocks = pl.cdiv(length, keys)
@@ -187,12 +188,6 @@ def attend_to_cache(
     )(offset, q, key, value, explicit)
 
 
-def _heads_at_once(heads: int, column_bytes: int) -> int:
-    """The number of heads of a step: as many as have a block of 128 positions together."""
-    most = max(1, _BLOCK_BYTES // (column_bytes * LANES))
-    return max(count for count in range(1, heads + 1) if heads % count == 0 and count <= most)
-
-
 def _keys_at_once(length: int, position_bytes: int) -> int:
     """The number of positions of a block: all, or a multiple of 128 that divides them if any."""
     most = max(LANES, min(_BLOCK_KEYS, _BLOCK_BYTES // position_bytes // LANES * LANES))
@@ -204,7 +199,8 @@ def _keys_at_once(length: int, position_bytes: int) -> int:
 
 def _blocks_of_row(call: _Call, offset: Array) -> tuple[Array, Array]:
     """The first and the last block of keys that a row's queries may see."""
-    how, keys, last = call.scores, jnp.int32(call.keys), jnp.int32(-(-call.length // call.keys) - 1)
+    how, keys = call.scores, jnp.int32(call.keys)
+    last = jnp.int32(pl.cdiv(call.length, call.keys) - 1)
     if not how.causal:
         return jnp.int32(0), last
     last = jnp.minimum(jax.lax.div(offset + jnp.int32(how.queries - 1), keys), last)

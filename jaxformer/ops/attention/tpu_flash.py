@@ -22,9 +22,10 @@ from jaxformer.ops.attention.kernel import (
     segments_of,
     unsupported,
 )
-from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Tiling, chip_memory
+from jaxformer.ops.attention.tpu_blocks import SUBLANES, Tiling, chip_memory
 from jaxformer.ops.attention.tpu_kernels import backward, forward
 from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.tpu_tiles import LANES
 
 _BLOCKS = 512, 256, LANES  # of queries and of keys
 _PADDED_FROM = 512  # at most a fifth of a longer one is padding

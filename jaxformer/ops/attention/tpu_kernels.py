@@ -21,10 +21,11 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from jaxformer.ops.attention.tpu_blocks import LANES, SUBLANES, Tiling
+from jaxformer.ops.attention.tpu_blocks import SUBLANES, Tiling
 from jaxformer.ops.dropout import keep_elements
 from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.masks import MASKED_LOGIT
+from jaxformer.ops.tpu_tiles import LANES
 
 _DEFAULT_MEMORY = 2**24  # which the compiler grants in any case
 _LOWEST = MASKED_LOGIT / 2  # above masked scores, so that their weights are 0
