@@ -68,7 +68,7 @@ def test_the_other_programs_of_a_run_compile_for_four_chips(tpu_devices, capsys)
     step, others = text.split("validation  ")
     assert re.search(r"attention +tpu_flash, for", others) and "FIT" not in text
     assert re.search(r"all-reduce \S+: ", others), "of the sums"
-    assert re.search(r"sampling of \d .*\n(?:  .*\n)+?  attention +reference, for", others)
+    assert re.search(r"sampling of \d .*\n(?:  .*\n)+?  attention +tpu_decode, for", others)
     assert re.search(r"averaging +\S+ [kM]B of", others)
 
 

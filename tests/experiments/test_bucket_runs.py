@@ -132,6 +132,7 @@ def test_a_translation_run_in_a_bucket_is_read_by_every_command_as_the_local_one
     """With credentials that cannot write, where a command writes nothing there."""
     here, there = translation_run.folder, to_path(f"{bucket_url}/runs/translation/tiny")
     storage.upload(here, there)
+    assert storage.lengths(there) == storage.lengths(here)
     with buckets.injected(read_only=True):
         printed = said(capsys, evaluate.main, evaluate.EvaluateOptions, f"--run {there}")
         scores = json.loads((here / "scores.json").read_text())
