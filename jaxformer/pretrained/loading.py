@@ -6,7 +6,7 @@ from typing import Literal
 
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError, DataError
-from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.attention import AttentionFn, auto_attention
 from jaxformer.pretrained.hf_folder import foreign_files, locate
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.pretrained.peft_adapters import ADAPTER_CONFIG, Adapter, base_folder
@@ -67,10 +67,11 @@ def load(
     steps) or ema (the moving average); `step` for those of a step that is kept. It may be in a
     bucket (gs://bucket/path). A run's config.json may name Python functions and classes
     of its author: these are imported with `trust_code`, if this user trained the run, or if
-    jaxformer defines them. `attention_fn` and `dtype` replace those of the run;
-    None means `reference` and "float32" for other folders. `strategy` puts the parameters on its
-    devices, tensor by tensor as `load_pretrained` does. The pipelines take the result, and by
-    default use the folder's settings: generation_config.json, or the search or sampling of the run.
+    jaxformer defines them. `attention_fn` and `dtype` replace those of the run; None means
+    `auto_attention`, as in `load_pretrained`, and "float32" for other folders. `strategy` puts the
+    parameters on its devices, tensor by tensor as `load_pretrained` does. The pipelines take the
+    result, and by default use the folder's settings: generation_config.json, or the search or
+    sampling of the run.
 
     Raises `ConfigError` for a folder of neither kind, for names that are not trusted, for weights
     that the folder cannot have and for a tokenizer that is not the run's, `CheckpointError` for a
@@ -111,7 +112,7 @@ def load(
 def load_pretrained(
     folder: str | os.PathLike[str],
     *,
-    attention_fn: AttentionFn = reference,
+    attention_fn: AttentionFn = auto_attention,
     dtype: Literal["float32", "bfloat16"] = "float32",
     strategy: Strategy | None = None,
 ) -> Loaded:
@@ -121,12 +122,14 @@ def load_pretrained(
     files (those of SentencePiece need the extra `subwords`). `architectures` in config.json decides
     the model: a `DecoderOnly`, `EncoderOnly`, `EncoderDecoder`, `MaskedLanguageModel`,
     `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
-    `params` are float32. `dtype` is that of the computation. A decoder without an output layer gets
-    the transpose of its embedding. With a `strategy`, such as `sharded(mesh)`, `params` are JAX
-    arrays of the stored type, and each device reads only its parts from the files. The model
-    "hf:owner/model" of the hub is downloaded (needs `huggingface_hub`). A LoRA adapter of `peft`
-    (adapter_config.json), beside the model or in a folder of its own that names the model's folder,
-    is added to the weights.
+    `params` are float32. `dtype` is that of the computation. `attention_fn` is by default the
+    fastest kernel for each call on the device that computes it, which on a CPU is `reference` but
+    for long texts; `reference` alone keeps attention weights for `read_taps` and has derivatives in
+    forward mode. A decoder without an output layer gets the transpose of its embedding. With a
+    `strategy`, such as `sharded(mesh)`, `params` are JAX arrays of the stored type, and each device
+    reads only its parts from the files. The model "hf:owner/model" of the hub is downloaded (needs
+    `huggingface_hub`). A LoRA adapter of `peft` (adapter_config.json), beside the model or in a
+    folder of its own that names the model's folder, is added to the weights.
 
     Pad texts at their ends, as the pipelines do: in transformers RoBERTa, XLM-R and M2M100 count
     positions from the first token that is no padding, here from the first column.
@@ -190,7 +193,7 @@ def _load_published(
     dtype: Literal["float32", "bfloat16"] | None,
     strategy: Strategy | None,
 ) -> Loaded:
-    model = source.model(attention_fn or reference, dtype or "float32")
+    model = source.model(attention_fn or auto_attention, dtype or "float32")
     tokenizer, target_tokenizer = source.tokenizers()
     params = source.params(model, strategy)
     return Loaded(model, params, tokenizer, target_tokenizer, source.settings())

@@ -17,7 +17,7 @@ from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, 
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder, Model
-from jaxformer.ops.attention import AttentionFn, reference
+from jaxformer.ops.attention import AttentionFn, auto_attention
 from jaxformer.pretrained import families
 from jaxformer.pretrained.config_keys import parse_number
 from jaxformer.pretrained.family import Family, canonical_names, read_config
@@ -60,7 +60,7 @@ class PublishedModel:
 
     def model(
         self,
-        attention_fn: AttentionFn = reference,
+        attention_fn: AttentionFn = auto_attention,
         dtype: Literal["float32", "bfloat16"] = "float32",
     ) -> nn.Module:
         """The model of the class that `architectures` in config.json names."""

@@ -15,6 +15,7 @@ import pytest
 from experiments import runs
 from experiments.harness.training import initialization
 from experiments.harness.training.build import build_model
+from experiments.harness.training.first_contact import AutoAttention
 from experiments.language_modelling import generate, load_run, plan, train
 from experiments.language_modelling.finetune_presets import PRESETS as TASK_PRESETS
 from experiments.language_modelling.finetune_start import read_weights, with_start
@@ -26,6 +27,7 @@ from jaxformer.distributed import single
 from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
+from jaxformer.ops.attention import DeviceInfo, auto_attention
 from jaxformer.pretrained import is_pretrained, load_pretrained, save_pretrained
 from jaxformer.text import tokenizers
 from jaxformer.text.tokenizers import MASKED_SPECIAL_TOKENS
@@ -157,6 +159,15 @@ def test_the_sizes_and_the_tokenizer_are_those_of_the_weights(folder):
     assert load_run.with_pretrained_sizes(replace(given, init_from="")) == replace(
         given, init_from=""
     )
+
+
+def test_kernels_of_a_folder_of_theirs_are_compared_where_they_are_for_one_kind_of_device(
+    folder, monkeypatch
+):
+    path = folder("gpt")
+    assert load_run.load_run(path).model.attention_fn is auto_attention
+    monkeypatch.setattr(DeviceInfo, "current", lambda: DeviceInfo("tpu", "TPU v5 lite"))
+    assert load_run.load_run(path).model.attention_fn == AutoAttention()
 
 
 def test_weights_of_another_objective_or_too_short_a_context_are_refused(folder):

@@ -74,7 +74,8 @@ def test_bank_has_one_static_vector_and_in_each_sentence_another_as_attention_ma
         assert one.tokens == tokenizer.convert_ids_to_tokens(inputs["input_ids"][0])
         assert_equal(one.learned, table[0])
         assert_equal(one.contextual, said.last_hidden_state[0])
-        _, taps = jf.read_taps(ours.model, ours.params, jnp.asarray(inputs["input_ids"].numpy()))
+        model, ids = jf.with_attention_weights(ours.model), jnp.asarray(inputs["input_ids"].numpy())
+        _, taps = jf.read_taps(model, ours.params, ids)
         for number, weights in enumerate(said.attentions):
             assert_equal(taps[f"encoder/blocks_{number}/attention/weights"], weights)
     river, money = found

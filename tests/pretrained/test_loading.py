@@ -4,6 +4,7 @@ import json
 import sys
 import types
 from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -84,10 +85,29 @@ def test_shapes_are_those_of_init_also_where_a_part_has_no_hash(random_params, l
 
 def test_attention_function_and_dtype_are_the_callers(folder):
     path = folder("gpt2")
-    loaded = load_pretrained(path, attention_fn=blockwise, dtype="bfloat16")
-    assert loaded.model.attention_fn is blockwise
-    assert loaded.model.config.dtype == "bfloat16"
+    for read in (load_pretrained, jf.load):
+        loaded = read(path, attention_fn=blockwise, dtype="bfloat16")
+        assert loaded.model.attention_fn is blockwise
+        assert loaded.model.config.dtype == "bfloat16"
     assert loaded.params["embedding"]["table"].dtype == np.float32
+
+
+def test_each_call_of_a_published_model_is_computed_by_the_first_kernel_that_can(folder):
+    path = folder("gpt2")
+    models = [load_pretrained(path).model, jf.load(path).model, jf.open_folder(path).model()]
+    assert [model.attention_fn for model in models] == [auto_attention] * 3
+
+
+def test_on_a_cpu_a_published_model_computes_the_program_of_reference(folder):
+    path = folder("gpt2")
+    loaded = jf.load(path)
+    plain = jf.load(path, attention_fn=reference)
+    ids = np.ones((2, 5), np.int32)
+    programs = [
+        jax.jit(partial(each.model.apply, {"params": each.params})).lower(ids).as_text()
+        for each in (loaded, plain)
+    ]
+    assert programs[0] == programs[1]
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -11,10 +11,12 @@ from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.runs.run_options import RunOptions
+from experiments.harness.training.first_contact import AutoAttention
 from jaxformer import optional_dependencies
 from jaxformer.config import to_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig
 from jaxformer.errors import ConfigError
+from jaxformer.ops.attention import auto_attention
 from jaxformer.pretrained import (
     inexpressible_settings,
     is_pretrained,
@@ -82,6 +84,16 @@ def started_from(config: Any) -> Path | None:
     return locate_model(config.init_from)
 
 
+def with_library_attention(model: Any) -> Any:
+    """`model` with `auto_attention`, where its run has compared and timed the kernels."""
+    backbone = getattr(model, "backbone", None)
+    if backbone is not None:
+        return model.clone(backbone=with_library_attention(backbone))
+    if isinstance(model.attention_fn, AutoAttention):
+        return model.clone(attention_fn=auto_attention)
+    return model
+
+
 def export(options: ExportOptions, load: Callable[[], Published], presets: Sequence[str]) -> None:
     """Writes the folder `options.out` of the run that `load` reads.
 
@@ -100,7 +112,7 @@ def export(options: ExportOptions, load: Callable[[], Published], presets: Seque
         out.parent.mkdir(parents=True, exist_ok=True)
         save_pretrained(
             out,
-            given.model,
+            with_library_attention(given.model),
             given.params,
             given.tokenizer,
             like=given.like,
