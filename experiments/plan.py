@@ -38,11 +38,11 @@ def main(args: Sequence[str]) -> None:
     Raises `ConfigError` for a mesh that does not fit the devices, the batch or the parameters, and
     `MissingExtra` without the target's compiler.
     """
-    experiment, config, options = registry.parse(args, PlanOptions(), __doc__)
-    training = registry.planned(experiment.__name__)
-    config = training.prepare(config)
-    target = planning.parse_target(options.target)
-    compiler = options.compiler
+    command = registry.parse(args, PlanOptions(), __doc__)
+    training = registry.planned(command.experiment.__name__)
+    config = training.prepare(command.config)
+    target = planning.parse_target(command.options.target)
+    compiler = command.options.compiler
     count = target.devices_of(math.prod(parse_mesh(config.mesh).values()), config.strategy)
     if compiler == "cpu":
         planning.start_devices(count)

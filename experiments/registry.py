@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 from collections.abc import Callable, Sequence
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from experiments.harness import cli
 from jaxformer.errors import ConfigError
@@ -27,8 +27,20 @@ NAMES = {
 """Short names of the experiments that are here."""
 
 
-def parse(args: Sequence[str], options: T, description: str | None) -> tuple[ModuleType, Any, T]:
-    """The experiment among the words `args`, its configuration, and the `options` of the command.
+class Command(NamedTuple, Generic[T]):
+    """A command about an experiment, as it was typed."""
+
+    experiment: ModuleType
+    config: Any
+    """The configuration of a run of the experiment."""
+    options: T
+    """The options of the command itself."""
+    typed: Sequence[str]
+    """Dotted names of the settings of `config` that were typed."""
+
+
+def parse(args: Sequence[str], options: T, description: str | None) -> Command[T]:
+    """The command of the words `args`, which begin from the defaults `options`.
 
     The experiment is a known name, else the first word. The words end the process as the words of
     `cli.parse` do.
@@ -40,7 +52,8 @@ def parse(args: Sequence[str], options: T, description: str | None) -> tuple[Mod
     module = find(name)
     words.remove(name)
     options, words = cli.take_options(options, words)
-    return module, cli.parse_base(module.PRESETS, words, description), options
+    config, typed = cli.parse_base(module.PRESETS, words, description)
+    return Command(module, config, options, typed)
 
 
 def find(name: str) -> ModuleType:

@@ -27,6 +27,7 @@ from experiments.harness.results.groups import (
     experiment_of,
     find_runs,
     group_runs,
+    letters_of_tokens,
     settings_of,
 )
 from experiments.harness.results.run_facts import RunFacts, facts_of_sweep
@@ -179,17 +180,23 @@ def diff(options: DiffOptions) -> None:
 
 
 def plot(options: PlotOptions) -> None:
-    """Draws learning curves; runs that differ in the seed alone are one line with a band."""
+    """Draws learning curves; runs that differ in the seed alone are one line with a band.
+
+    Losses of different tokens have different panels.
+    """
     folders = expand(options.runs)
     plots.check_format(options.output)
-    logged = plots.logged_curves(group_runs(folders))
+    groups = group_runs(folders)
+    logged, letters = plots.logged_curves(groups), letters_of_tokens(groups)
     curves = {metric: logged[metric] for metric in options.metrics if metric in logged}
     if not curves:
         raise ConfigError(
             f"no run has logged one of {', '.join(options.metrics)}: give --metrics with one of "
             f"{', '.join(logged)}"
         )
-    plots.learning_curves(curves).savefig(storage.to_path(options.output))
+    plots.learning_curves(curves, letters).savefig(storage.to_path(options.output))
+    if letters:
+        print(plots.describe_letters(letters))
     print(f"{', '.join(curves)}: see {options.output}")
 
 

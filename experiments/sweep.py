@@ -12,7 +12,7 @@ import subprocess
 import sys
 import traceback
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import product
@@ -37,6 +37,8 @@ from jaxformer.records import Record
 Overrides = Mapping[str, Any]
 """Dotted names of settings, such as model.d_model -> values."""
 _SEED = "training.seed"
+_OF_THE_SWEEP = ("name", "runs", "sweep", "text_cache_dir")
+"""Settings that the sweep gives to each cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +55,14 @@ class SweepOptions(Checked):
     """Processes that train cells at the same time."""
     cell: tuple[Natural, ...] = ()
     """Trains the cells of these numbers alone, from 0, as a task of a job array does."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.cell and self.jobs > 1:
+            raise ConfigError(
+                f"jobs={self.jobs} has no effect with --cell, whose cells are trained one after "
+                "the other in this process: leave it out"
+            )
 
 
 def sweep(
@@ -91,11 +101,15 @@ def name_cells(
 
     Each has `seeds` seeds, from `config`'s on; one with a seed of its own is one cell. A name
     has the last words of the settings, as in `learning_rate=0.001,seed=0`. Raises `ConfigError` for
-    two cells of one name.
+    two cells of one name, and for `seeds` where each variant has a seed of its own.
     """
     seeded = range(config.training.seed, config.training.seed + seeds)
     grid = [dict(zip(vary, values, strict=True)) for values in product(*vary.values())]
     made = [{**variant, **point} for variant in variants for point in grid]
+    if seeds > 1 and all(_SEED in variant for variant in made):
+        raise ConfigError(
+            f"seeds={seeds} has no effect: each variant has a {_SEED} of its own. Leave it out"
+        )
     cells = []
     for variant in to_plain(made):
         if _SEED in variant:
@@ -131,11 +145,17 @@ def read_vary(config: Any, texts: Iterable[str]) -> dict[str, list[Any]]:
     return vary
 
 
-def open_cells(experiment: ModuleType, config: Any, cells: Mapping[str, Overrides]) -> list[Any]:
+def open_cells(
+    experiment: ModuleType,
+    config: Any,
+    cells: Mapping[str, Overrides],
+    typed: Collection[str] = (),
+) -> list[Any]:
     """The configurations of `cells` of the run `config`, in the folder RUNS/sweeps/NAME.
 
     Writes sweep.json, which keeps the cells of earlier calls too. Raises `ConfigError` when it was
-    made with other settings, and for a cell with settings that contradict each other.
+    made with other settings, for a cell with settings that contradict each other, and for a setting
+    that changes nothing in any cell, if the cells differ in it or it is one of the `typed`.
     """
     folder = run_folder.folder_of(config.runs, "sweeps", config.name)
     texts = config.text_cache_dir  # of RUNS, as a cell in RUNS/sweeps/NAME names it
@@ -145,6 +165,7 @@ def open_cells(experiment: ModuleType, config: Any, cells: Mapping[str, Override
         replace(config_files.with_overrides(base, changes), name=name)
         for name, changes in cells.items()
     ]
+    _refuse_without_effect(config, runs, cells.values(), typed)
     record, settings = Record(folder / SWEEP), to_plain(config)
     begun = record.read() if any(folder.glob("*/*/checkpoints/[0-9]*")) else {}
     if begun:
@@ -153,6 +174,29 @@ def open_cells(experiment: ModuleType, config: Any, cells: Mapping[str, Override
     facts = {"experiment": experiment.EXPERIMENT, "settings": settings}
     record.write(facts | {"cells": begun.get("cells", {}) | dict(cells)})
     return runs
+
+
+def _refuse_without_effect(
+    config: Any, runs: Sequence[Any], cells: Collection[Overrides], typed: Collection[str]
+) -> None:
+    """Raises `ConfigError` for a setting that changes nothing in any of the `cells`, see there."""
+    varied = list(dict.fromkeys(name for cell in cells for name in cell))
+    for name in _OF_THE_SWEEP:
+        if name in varied:
+            raise ConfigError(
+                f"a sweep gives each cell its {name}, so it cannot be varied: leave it out"
+            )
+    cli.refuse_without_effect_in_all(runs, varied, varied=True)
+    if "sweep" in typed:
+        raise ConfigError("--sweep has no effect: a sweep is called by its --name. Leave it out")
+    for name in typed:
+        is_first_seed = name == _SEED and any(x[_SEED] == config.training.seed for x in cells)
+        if all(name in cell for cell in cells) and not is_first_seed:
+            raise ConfigError(
+                f"--{name} has no effect: each cell of the sweep has a value of its own. Leave it "
+                "out"
+            )
+    cli.refuse_without_effect_in_all(runs, typed, varied=False)
 
 
 def train_cells(experiment: ModuleType, runs: list[Any], loggers: Sequence[Logger] = ()) -> None:
@@ -205,10 +249,10 @@ def _failure_of(run: Any) -> Record:
 
 def main(args: Sequence[str]) -> None:
     """Trains the cells and compares them, or trains some cells alone."""
-    experiment, config, options = registry.parse(args, SweepOptions(), __doc__)
+    experiment, config, options, typed = registry.parse(args, SweepOptions(), __doc__)
     variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
     cells = name_cells(config, read_vary(config, options.vary), variants, options.seeds)
-    runs = open_cells(experiment, config, cells)
+    runs = open_cells(experiment, config, cells, typed)
     missing = 0
     if options.cell:
         if max(options.cell) >= len(runs):
@@ -243,7 +287,8 @@ def _run_jobs(runs: list[Any], jobs: int, args: Sequence[str]) -> None:
         for job in range(min(jobs, len(runs))):
             log = stack.enter_context((logs / f"job{job}.txt").open("ab"))
             cells = map(str, range(job, len(runs), jobs))
-            command = [sys.executable, "-m", "experiments.sweep", *args, "--cell", *cells]
+            command = [sys.executable, "-m", "experiments.sweep", *args]
+            command += ["--jobs", "1", "--cell", *cells]
             # In a session of its own, a worker gets no SIGINT of the terminal, but one SIGTERM.
             worker = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
             workers.append(worker)

@@ -46,14 +46,13 @@ STEPS = """
     --optimizer.warmup_steps 1 --optimizer.total_steps
 """
 SMALL = """
-    --model.vocab_size 283 --model.d_model 16 --model.d_ff 28 --model.num_heads 4
-    --model.num_decoder_layers 1
+    --model.d_model 16 --model.d_ff 28 --model.num_heads 4 --model.num_decoder_layers 1
 """
 PAIRS = f"""
     --data.corpus files --data.train.source a.txt --data.train.target a.txt
     --data.validation.source b.txt --data.validation.target b.txt
-    --data.batch_tokens 190 --model.num_encoder_layers 1 --search.max_new_tokens 5 {SMALL}
-    {STEPS} 23
+    --data.batch_tokens 190 --model.num_encoder_layers 1 --search.max_new_tokens 5
+    --model.vocab_size 283 {SMALL} {STEPS} 23
 """
 TEXT = f"""
     --data.train a.txt --data.validation b.txt --data.batch_size 7 --data.seq_len 19

@@ -110,14 +110,19 @@ class FinetuneConfig(LanguageConfig):
             if self.task.kind not in kinds:
                 named = " and ".join(kinds)
                 reasons[f"task.{option}"] = f"it is for {named}, but the task is {self.task.kind}"
+        if self.task.kind not in _CONTINUES:
+            why = f"a model that learns {self.task.kind} continues no text"
+            reasons |= dict.fromkeys(("sampling", "completion", "prompts"), why)
         return reasons
 
 
+_CONTINUES = ("chat", "preference")
+"""The kinds of tasks whose models write text."""
 _OF_KINDS = {
     "pooling": ("classification", "pairs"),
     "doc_stride": ("spans",),
     "max_answer_tokens": ("spans",),
-    "chat_template": ("chat", "preference"),
+    "chat_template": _CONTINUES,
     "beta": ("preference",),
 }
 """The kinds of tasks that read an option."""

@@ -20,6 +20,7 @@ from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.shared_inputs import check_shared_files
 from experiments.harness.runs.text_io import read_text, read_texts
 from experiments.language_modelling.load_run import load_run
+from experiments.language_modelling.presets import GREEDY, OF_DRAWING
 from experiments.language_modelling.prompts import filled_texts
 from experiments.language_modelling.tasks.chat_template import check_messages, load_template
 from jaxformer import pipelines
@@ -56,6 +57,10 @@ class GenerateOptions(SamplingConfig, CompletionOptions, RunOptions):
         CompletionOptions.__post_init__(self)
         if self.text and self.input:
             raise ConfigError("give --text or --input, not both")
+
+    def without_effect(self) -> dict[str, str]:
+        """Reasons why options change nothing with the other settings, by their names."""
+        return {} if self.temperature else dict.fromkeys((*OF_DRAWING, "seed"), GREEDY)
 
     @property
     def settings(self) -> tuple[SamplingConfig, CompletionOptions]:
@@ -132,6 +137,10 @@ def _mask(loaded: Loaded) -> str:
 
 
 def _continue(loaded: Loaded, options: GenerateOptions, texts: Sequence[str]) -> None:
+    if options.count > 1 and not options.temperature:
+        raise ConfigError(
+            f"count={options.count} continuations would be alike: {GREEDY}, or leave out --count"
+        )
     prompts = [text for text in texts for _ in range(options.count or 1)]
     asked = chat_ids(prompts, loaded, options) if options.chat else prompts
     pieces = pipelines.stream(loaded, asked, *options.settings)

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from experiments.harness.runs.shares import share_of
+from experiments.harness.runs.source_kinds import has_fields, unread_kind_of
 from experiments.harness.training import training_config
 from experiments.harness.training.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
@@ -19,9 +21,14 @@ from jaxformer.config import (
     Rotary,
     TransformerConfig,
     UnitInterval,
+    is_import_name,
 )
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
+
+OF_DRAWING = ("top_k", "top_p", "min_p")
+"""Options of sampling that matter only where a token is drawn."""
+GREEDY = "the temperature is 0, which takes the most likely token: give one above 0 to draw"
 
 
 @dataclass(frozen=True)
@@ -140,8 +147,8 @@ class LanguageConfig(RunConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Reasons why options change nothing with the other settings, by their dotted names."""
-        reasons = super().without_effect()
-        if self.data.train and self.data.corpus != "files":
+        reasons, data = super().without_effect(), self.data
+        if data.train and data.corpus != "files":
             reasons["data.corpus"] = "--data.train replaces the whole built-in text"
         if self.objective == "causal":
             reasons["data.mask_prob"] = "a causal model predicts all tokens"
@@ -149,6 +156,16 @@ class LanguageConfig(RunConfig):
             reasons["data.isolate_documents"] = "it is for a causal model"
             fills_in = "a masked model fills in words and continues no text"
             reasons["sampling"] = reasons["completion"] = fills_in
+        if self.sampling.temperature == 0:
+            reasons |= dict.fromkeys([f"sampling.{name}" for name in OF_DRAWING], GREEDY)
+            reasons["completion.seed"] = GREEDY
+        files = [share_of(name)[0] for name in (*data.train, *data.validation, *data.test)]
+        if not any(map(has_fields, files)):
+            reasons["data.text_field"] = "it is for records (.jsonl, .parquet, hf:), not for text"
+        if data.train and "text" not in map(unread_kind_of, files):
+            reasons["data.split"] = "it cuts files of text, but none was given"
+        if data.tokenizer not in ("bpe", "words") and not is_import_name(data.tokenizer):
+            reasons["model.vocab_size"] = f"the tokenizer {data.tokenizer} has a size of its own"
         return reasons
 
     @property

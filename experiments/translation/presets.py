@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
 
+from experiments.harness.runs.source_kinds import has_fields
 from experiments.harness.training import training_config
 from experiments.harness.training.training_config import OptimizerConfig, RunConfig
 from jaxformer.config import (
@@ -136,7 +137,24 @@ class TranslationConfig(RunConfig):
             reasons["data.corpus"] = "--data.train replaces the whole built-in text"
         if not self.training.evaluate_every:
             reasons["training.eval_beam_size"] = "--training.evaluate_every 0 makes no evaluation"
+        parts = {"train": self.data.train, "validation": self.data.validation}
+        for part, files in {**parts, "test": self.data.test}.items():
+            unread = _fields_without_effect(files)
+            reasons |= {f"data.{part}.{field}": reason for field, reason in unread.items()}
+        if self.data.tokenizer == "characters":
+            reasons["model.vocab_size"] = "the vocabulary is all characters of the text"
         return reasons
+
+
+def _fields_without_effect(files: Files) -> dict[str, str]:
+    """Reasons why the names of fields are not read, by the option: the text has no fields."""
+    reasons = {}
+    for side, name in {"source": files.source, "target": files.target or files.source}.items():
+        if not name:
+            reasons[f"{side}_field"] = "no file was given"
+        elif not has_fields(name):
+            reasons[f"{side}_field"] = f"it is for records (.jsonl, .parquet, hf:), not for {name}"
+    return reasons
 
 
 _COSINE = OptimizerConfig(schedule="cosine", min_lr_ratio=0.02, grad_clip_norm=1.0)

@@ -144,7 +144,7 @@ FAMILIES = {
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_step_has_the_flops_of_the_equations_in_each_family_and_mesh(tpu_devices, family, mesh):
     words = f"{FAMILIES[family]} {SIZES} --strategy sharded --mesh {mesh}".split()
-    experiment, config, _ = registry.parse(words, plan.PlanOptions(), "a test")
+    experiment, config, *_ = registry.parse(words, plan.PlanOptions(), "a test")
     training = registry.planned(experiment.__name__)
     devices = tpu_devices("v5e:2x2")[: 1 if mesh == "data=1" else 4]
     step = next(planning.plan_run(config, training, devices).programs)

@@ -284,7 +284,7 @@ def _parse_module(module: str, words: list[str]) -> list[Any]:
 
 
 def _parse_sweep(words: list[str]) -> list[Any]:
-    _, config, options = registry.parse(words, sweep.SweepOptions(), "")
+    _, config, options, _ = registry.parse(words, sweep.SweepOptions(), "")
     variants = import_by_name(options.cells, "cells")() if options.cells else ({},)
     cells = sweep.name_cells(config, sweep.read_vary(config, options.vary), variants)
     return [config_files.with_overrides(config, changes) for changes in cells.values()]
@@ -294,7 +294,7 @@ def _parse_plan(words: list[str]) -> list[Any]:
     """As for a CPU: the compiler of another target need not be installed."""
     if "--compiler" in words:
         words[words.index("--compiler") + 1] = "cpu"
-    return [registry.parse(words, plan.PlanOptions(), "")[1]]
+    return [registry.parse(words, plan.PlanOptions(), "").config]
 
 
 def _parse_runs(words: list[str]) -> list[Any]:

@@ -196,8 +196,8 @@ def test_arguments_without_a_name_stand_before_or_after_options():
 
 def test_an_experiment_is_found_before_or_after_options():
     words = ["--seeds", "3", "translation"]
-    experiment, _, options = registry.parse(words, sweep.SweepOptions(), "")
-    assert (experiment, options.seeds) == (registry.find("translation"), 3)
+    command = registry.parse(words, sweep.SweepOptions(), "")
+    assert (command.experiment, command.options.seeds) == (registry.find("translation"), 3)
 
 
 REFUSALS = [

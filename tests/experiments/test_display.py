@@ -57,6 +57,15 @@ def test_a_line_of_a_log_has_at_most_80_columns(monkeypatch):
     assert silent[0] == "  ".join(words[:3]) + ": 0 s so far"
 
 
+def test_a_long_line_goes_on_below_with_its_words_whole():
+    text = f"attention {'B=3 ' * 19}cudnn\n  not gpu_flash: it needs {'64-bit heads ' * 5}"
+    lines = display.wrapped(text).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines] == ["attention", "B=3", "not", "64-bit"]
+    assert [len(line) - len(line.lstrip()) for line in lines] == [0, 4, 2, 6]
+    assert " ".join(" ".join(lines).split()) == " ".join(text.split())
+
+
 def test_a_terminal_shows_the_phase_while_it_lasts_and_lines_above_it():
     stream = Terminal()
     said = "[bold] is no markup, and a line that is longer than the terminal is not wrapped " * 2

@@ -250,7 +250,8 @@ def test_an_option_that_the_weights_to_start_from_decide_is_refused_where_it_dif
 
 def test_a_default_that_leaves_the_setting_of_the_start_is_refused(capsys):
     def parsed(module, *words):
-        return cli.parse(module.PRESETS, ["--init_from", "a/folder", *words])
+        kind = ["--preset", "chat"] if module is finetune_presets else []
+        return cli.parse(module.PRESETS, ["--init_from", "a/folder", *kind, *words])
 
     for module, word, default, other in (
         (translation_presets, "--search.beam_size", "4", "5"),

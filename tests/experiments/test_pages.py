@@ -221,6 +221,55 @@ def test_a_group_of_runs_has_one_colour_on_the_whole_page_and_the_best_stands_fi
     assert len(page.table("run")) == 6 and page.said.count("python -m x --seed") == 2
 
 
+def test_losses_of_different_vocabularies_are_never_in_one_panel(sweep, tmp_path):
+    for width, vocabulary in ((7, "x"), (8, "y"), (9, "x")):
+        for seed in (0, 1):
+            run = logged(
+                sweep / f"w{width}-{seed}",
+                (2, 5, 11),
+                **{"loss": lambda x: 9 / x, "validation_loss": lambda x: 8 / x},
+                validation_bleu=float,
+            )
+            (run / "tokenizer").mkdir()
+            (run / "tokenizer" / "target.json").write_text(vocabulary)
+    page = Page(runs_page([sweep]))
+    color = {name.removesuffix(" (2 seeds)"): color for name, color in page.legend.items()}
+    same = {color["width=7"], color["width=9"]}
+    for metric in ("loss", "validation_loss"):
+        assert f"{metric} by step" not in page.charts
+        assert page.colors(f"{metric} of tokens A by step") == same
+        assert page.colors(f"{metric} of tokens B by step") == {color["width=8"]}
+        assert "per token, tokens A" in page.charts[f"{metric} of tokens A by step"]
+    assert page.colors("validation_bleu by step") == {*color.values()}
+    assert "tokens A: width=7 and width=9; tokens B: width=8" in page.said
+    for run in sweep.iterdir():
+        (run / "tokenizer" / "target.json").write_text("x")
+    alike = Page(runs_page([sweep]))
+    assert alike.colors("loss by step") == {*color.values()} and "tokens A" not in alike.said
+
+
+@pytest.mark.parametrize(
+    ("settings", "letters"),
+    [
+        ({"objective": "causal"}, "AA"),
+        ({"objective": "masked"}, "AB"),
+        ({"objective": "masked", "task": {"kind": "classification"}}, "AA"),
+    ],
+)
+def test_masked_models_that_hide_other_shares_of_the_tokens_have_panels_of_their_own(
+    tmp_path, settings, letters
+):
+    for name, share in (("a", 0.15), ("b", 0.3)):
+        run = logged(write_run(tmp_path / name, TEXT, TEXT), (2, 5), loss=float)
+        config = {**settings, "name": name, "data": {"mask_prob": share}}
+        (run / "config.json").write_text(json.dumps(config))
+        (run / "tokenizer").mkdir()
+        (run / "tokenizer" / "tokenizer.json").write_text("x")
+    expected = {f"loss of tokens {x} by step" for x in letters} if "B" in letters else set()
+    charts = Page(runs_page([tmp_path])).charts
+    assert {chart for chart in charts if chart.startswith("loss of")} == expected
+
+
 def test_a_sample_is_what_the_run_has_written_and_never_the_reference(sweep):
     page = Page(runs_page([sweep]))
     written = {

@@ -77,6 +77,18 @@ def test_runs_that_differ_in_seed_and_name_alone_are_one_line_with_a_band(folder
     assert {6.0, 12.0} <= set(band[:, 1])
 
 
+def test_losses_per_token_have_a_panel_for_each_kind_of_tokens():
+    curve = [((1, 2), (3.0, 2.0))]
+    curves = {"loss": {"a": curve, "b": curve, "c": curve}, "grad_norm": {"a": curve, "b": curve}}
+    figure = plots.learning_curves(curves, {"a": "A", "b": "B", "c": "A"})
+    drawn = [(x.get_title("left"), [line.get_label() for line in x.lines]) for x in figure.axes]
+    assert drawn == [
+        ("loss (nats per token, tokens A)", ["a", "c"]),
+        ("loss (nats per token, tokens B)", ["b"]),
+        ("gradient norm", ["a", "b"]),
+    ]
+
+
 def test_a_long_curve_is_thinned_keeps_its_last_value_and_has_no_dots():
     steps = range(1, 9974)
     named = {"a": [(steps, np.linspace(9, 1, 9973))], "b": [((5,), (0.5,))]}

@@ -197,12 +197,17 @@ def test_cells_have_readable_names_that_differ(config):
 def test_values_of_the_command_line_have_the_types_of_their_fields():
     words = ["language_modelling", "--vary", "optimizer.learning_rate=1e-3,2", "--seeds", "2"]
     words += ["--vary=model.positions=rotary", "profile=True,false"]
-    _, config, options = registry.parse(words, SweepOptions(), "")
-    assert options.seeds == 2 and read_vary(config, options.vary) == {
-        "optimizer.learning_rate": [0.001, 2.0],
-        "model.positions": ["rotary"],
-        "profile": [True, False],
-    }
+    _, config, options, typed = registry.parse(words, SweepOptions(), "")
+    assert (
+        options.seeds == 2
+        and not typed
+        and read_vary(config, options.vary)
+        == {
+            "optimizer.learning_rate": [0.001, 2.0],
+            "model.positions": ["rotary"],
+            "profile": [True, False],
+        }
+    )
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,9 @@ def test_an_attention_function_may_be_chosen_for_each_shape_and_says_so(capsys):
         jax.eval_shape(lambda x, mask=mask: auto(x, x, x, mask, scale=0.5), x)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "attention B=1 T=7 S=7 N=2 K=2 H=4 Hv=4 float32 on cpu: reference"
-    assert [line.split()[1] for line in lines[1:]] == [f"{each.name}:" for each in KERNELS[:-1]]
+    assert max(map(len, lines)) <= 80
+    passed_over = [line.split()[1] for line in lines if line.startswith("  not ")]
+    assert passed_over == [f"{each.name}:" for each in KERNELS[:-1]]
 
 
 def test_attention_is_selected_for_the_step_and_not_for_initialization(capsys):

@@ -18,7 +18,10 @@ from typing import Any, NoReturn, TypeVar
 from experiments.harness.cli import config_files, display, help_text
 from experiments.harness.cli.exit_codes import exit_code, run, sentence
 from experiments.harness.cli.gpu_memory import GPU_MEMORY_SHARE
-from experiments.harness.cli.option_effects import refuse_without_effect
+from experiments.harness.cli.option_effects import (
+    refuse_without_effect,
+    refuse_without_effect_in_all,
+)
 from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
 from jaxformer.config.checks import alternatives
 from jaxformer.errors import ConfigError
@@ -35,6 +38,7 @@ __all__ = [
     "parse",
     "parse_base",
     "read_option",
+    "refuse_without_effect_in_all",
     "run",
     "sentence",
     "start",
@@ -69,14 +73,15 @@ def parse(
     return config
 
 
-def parse_base(presets: Mapping[str, T], args: Sequence[str], description: str | None) -> T:
-    """The result of `parse` for settings that a sweep changes: an option may have an effect there.
+def parse_base(
+    presets: Mapping[str, T], args: Sequence[str], description: str | None
+) -> tuple[T, list[str]]:
+    """The result of `parse` for settings that a sweep changes, and the options that were typed.
 
-    The process ends as that of `parse` does.
+    An option without effect there may have one in a cell. The process ends as that of `parse` does.
     """
     with _ending_the_process():
-        config, _ = _parse(presets, [*args], description or "", "", "")
-    return config
+        return _parse(presets, [*args], description or "", "", "")
 
 
 @contextmanager

@@ -6,6 +6,7 @@ A log file gets lines alone. After ten silent seconds one says what the command 
 import contextlib
 import os
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -135,6 +136,22 @@ def _print(text: str, stream: TextIO) -> None:
     """Prints `text`; a log on a full disk must not stop a training."""
     with contextlib.suppress(OSError):
         print(text, file=stream, flush=True)
+
+
+def wrapped(text: str) -> str:
+    """`text` with each line in lines of at most 80 columns, indented from the second on."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        start = line[: len(line) - len(line.lstrip())]
+        lines += textwrap.wrap(
+            line.lstrip(),
+            _LOG_WIDTH,
+            initial_indent=start,
+            subsequent_indent=f"{start}    ",
+            break_long_words=False,
+            break_on_hyphens=False,
+        )
+    return "\n".join(lines)
 
 
 def fitting(words: Iterable[str], width: int) -> str:

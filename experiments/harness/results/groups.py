@@ -268,6 +268,33 @@ def token_unit(folder: Path, metric: str) -> TokenUnit:
     return TokenUnit(str(Record(folder / "scores.json").read_if_intact().get("tokens", "")))
 
 
+def letters_of_tokens(groups: Iterable[Group]) -> dict[str, str]:
+    """A letter for the tokens of each group's losses, by its name; {} where all have the same.
+
+    Losses per token can be compared among groups of one letter. They have one vocabulary, and hide
+    one share of the tokens if they are masked models. A group without a tokenizer has no letter.
+    """
+    units = {}
+    for group in groups:
+        folder = group.folders[0]  # the others differ in the seed alone
+        if any((folder / "tokenizer").glob("*.json")):
+            units[group.name] = _trained_unit(folder)
+    different = list(dict.fromkeys(units.values()))
+    if len(different) < 2:
+        return {}
+    return {name: chr(ord("A") + different.index(unit)) for name, unit in units.items()}
+
+
+def _trained_unit(folder: Path) -> TokenUnit:
+    """The tokens that the losses in the log of the run in `folder` are means over."""
+    settings = settings_of(folder)
+    if settings.get("task.kind", '"chat"') not in ('"chat"', '"preference"'):
+        return TokenUnit()  # a loss per example
+    is_masked = settings.get("objective") == '"masked"'
+    hidden = settings.get("data.mask_prob", "") if is_masked else ""
+    return TokenUnit(digest(folder / "tokenizer"), hidden)
+
+
 def item_sums(
     folder: Path, metric: str, scores: dict[str, Any]
 ) -> tuple[Float[np.ndarray, "items statistics"], Score] | None:

@@ -17,7 +17,13 @@ from experiments.harness.cli import config_files
 from experiments.harness.results import plots, tables
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import Comparison, compare_groups
-from experiments.harness.results.groups import Group, expand, group_runs, sample_texts
+from experiments.harness.results.groups import (
+    Group,
+    expand,
+    group_runs,
+    letters_of_tokens,
+    sample_texts,
+)
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.run_facts import COUNTS, RunFacts
 from experiments.harness.results.tables import Table
@@ -116,7 +122,7 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
         attention=attention,
         details={name: table for name, table in details.items() if table.rows},
         samples=samples,
-        **_charts(_paired(plots.logged_curves([Group(folder.name, [folder])])), styles),
+        **_charts(_paired(plots.logged_curves([Group(folder.name, [folder])])), {}, styles),
     )
 
 
@@ -124,7 +130,8 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
     """The page of the runs in `paths`, folders of runs or of sweeps: their scores and curves.
 
     Runs whose settings differ in the seed alone are one row and one curve. Runs that cannot be
-    compared, as before their end, have curves alone.
+    compared, as before their end, have curves alone. Losses of different tokens have different
+    panels.
     """
     folders = expand(paths)
     groups = group_runs(folders, baseline)
@@ -147,6 +154,7 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
     ]
     scores["warnings"] = unfinished + scores["warnings"]
     whole = storage.to_path(paths[0]).absolute()
+    letters = letters_of_tokens(groups)
     return _html(
         title=f"{whole.parent.name}: {whole.name}" if len(paths) == 1 else f"{len(folders)} runs",
         command="\n".join(dict.fromkeys(run.environment.get("command", "") for _, run in runs)),
@@ -159,8 +167,9 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
         samples=_side_by_side({group.name: sample_texts(group.folders[0]) for group in groups}),
         differing=_differing(groups),
         banded=any(len(group.folders) > 1 for group in groups),
+        curves_note=plots.describe_letters(letters),
         **scores,
-        **_charts(plots.logged_curves(groups), styles),
+        **_charts(plots.logged_curves(groups), letters, styles),
     )
 
 
@@ -257,18 +266,21 @@ def _paired(curves: Curves) -> Curves:
     return panels
 
 
-def _charts(curves: Curves, styles: Styles) -> dict[str, list[str]]:
-    """The charts of the loss and of the validation's scores, and charts of all other numbers."""
+def _charts(curves: Curves, letters: Mapping[str, str], styles: Styles) -> dict[str, list[str]]:
+    """The charts of the loss and of the validation's scores, and charts of all other numbers.
+
+    A loss has one for each of the `letters` of tokens.
+    """
     first = sorted(
         (metric for metric in curves if metric == "loss" or metric.startswith("validation_")),
         key=lambda metric: (not metric.endswith("loss"), "validation" not in metric),
     )
-    drawn = {
-        metric: plots.svg(plots.curve_figure(metric, named, styles), f"{metric} by step")
-        for metric, named in curves.items()
-    }
-    more_charts = [figure for metric, figure in drawn.items() if metric not in first]
-    return {"charts": [drawn[metric] for metric in first], "more_charts": more_charts}
+    drawn: dict[str, list[str]] = {metric: [] for metric in curves}
+    for panel in plots.panels_of(curves, letters):
+        figure = plots.curve_figure(panel, styles)
+        drawn[panel.metric].append(plots.svg(figure, panel.label))
+    charts = [figure for metric in first for figure in drawn.pop(metric)]
+    return {"charts": charts, "more_charts": [figure for each in drawn.values() for figure in each]}
 
 
 def _side_by_side(written: Mapping[str, Mapping[str, Sequence[str]]]) -> Table | None:

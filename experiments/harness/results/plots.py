@@ -107,50 +107,97 @@ def aligned(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
     return np.array(steps), np.array([[table[step] for step in steps] for table in tables])
 
 
-def learning_curves(curves: Mapping[str, Mapping[str, Sequence[Curve]]]) -> "Figure":
-    """A panel for each metric; `curves[metric][name]` belong to runs that differ in the seed."""
-    count, columns = len(curves), min(len(curves), 2)
+class Panel(NamedTuple):
+    """The curves of a metric that are drawn in one pair of axes."""
+
+    metric: str
+    named: Mapping[str, Sequence[Curve]]
+    """Curves by the name of their group; curves of one name belong to runs that differ in the seed.
+    """
+    tokens: str = ""
+    """The letter of the tokens that a loss is a mean over; "" where all runs have the same."""
+
+    @property
+    def label(self) -> str:
+        """The name of the panel, such as "loss by step"."""
+        return f"{self.metric}{f' of tokens {self.tokens}' if self.tokens else ''} by step"
+
+
+def panels_of(
+    curves: Mapping[str, Mapping[str, Sequence[Curve]]], letters: Mapping[str, str]
+) -> list[Panel]:
+    """A panel for each metric, and for a loss per token one for each of the `letters` of groups.
+
+    The letters are `letters_of_tokens`: a token of one vocabulary is more text than of another.
+    """
+    panels = []
+    for metric, named in curves.items():
+        if letters and quantity(metric).unit.endswith("per token"):
+            for letter in sorted({letters.get(name, "") for name in named}):
+                of_letter = {x: y for x, y in named.items() if letters.get(x, "") == letter}
+                panels.append(Panel(metric, of_letter, letter))
+        else:
+            panels.append(Panel(metric, named))
+    return panels
+
+
+def describe_letters(letters: Mapping[str, str]) -> str:
+    """The groups of each of the `letters` of tokens, in a sentence; "" where there are none."""
+    if not letters:
+        return ""
+    names = {
+        letter: " and ".join(name for name, other in letters.items() if other == letter)
+        for letter in sorted(set(letters.values()))
+    }
+    each = "; ".join(f"tokens {letter}: {text}" for letter, text in names.items())
+    return f"Losses per token are compared only where the tokens are the same. {each}"
+
+
+def learning_curves(
+    curves: Mapping[str, Mapping[str, Sequence[Curve]]], letters: Mapping[str, str] | None = None
+) -> "Figure":
+    """The panels of `panels_of`; `curves[metric][name]` belong to runs that differ in the seed."""
+    panels = panels_of(curves, letters or {})
+    count, columns = len(panels), min(len(panels), 2)
     rows = -(-count // columns)
     names = dict.fromkeys(name for named in curves.values() for name in named)
     with _styled():
         figure = _figure(4.6 * columns, 2.6 * rows + 0.4)
-        panels = figure.subplots(rows, columns, squeeze=False).ravel()
-        for axes, (metric, named) in zip(panels, curves.items(), strict=False):
-            draw_curves(axes, metric, named, styles(names))
-        for axes in panels[count:]:
+        all_axes = figure.subplots(rows, columns, squeeze=False).ravel()
+        for axes, panel in zip(all_axes, panels, strict=False):
+            draw_curves(axes, panel, styles(names))
+        for axes in all_axes[count:]:
             axes.remove()
-        lines = {line.get_label(): line for axes in panels[:count] for line in axes.lines}
+        lines = {line.get_label(): line for axes in all_axes[:count] for line in axes.lines}
         lines = {label: line for label, line in lines.items() if label[:1] not in ("", "_")}
         if lines:
             figure.legend(handles=[*lines.values()], loc="outside lower center", ncols=3)
     return figure
 
 
-def curve_figure(metric: str, named: Mapping[str, Sequence[Curve]], style: Styles) -> "Figure":
-    """The curves of one metric, without a legend."""
+def curve_figure(panel: Panel, style: Styles) -> "Figure":
+    """The curves of one panel, without a legend."""
     with _styled():
         figure = _figure(4.6, 2.6)
-        draw_curves(figure.subplots(), metric, named, style)
+        draw_curves(figure.subplots(), panel, style)
     return figure
 
 
-def draw_curves(
-    axes: "Axes", metric: str, named: Mapping[str, Sequence[Curve]], style: Styles
-) -> None:
-    """Draws the curves of `metric` with its unit.
+def draw_curves(axes: "Axes", panel: Panel, style: Styles) -> None:
+    """Draws the curves of a panel with the unit of its metric.
 
     Those of one name are their mean at the steps that all have, with a band from the least to the
     largest value; or a line each where there is no such step.
     """
-    kind = quantity(metric)
+    kind = quantity(panel.metric)
     extremes = []
-    for name, runs in named.items():
+    for name, runs in panel.named.items():
         color, dash = style[name]
         label = f"{name} ({len(runs)} runs)" if len(runs) > 1 else name
         have_common_steps = len(aligned(runs)[0]) > 0
         parts = [runs] if have_common_steps else [[run] for run in runs]
         for part in parts:
-            steps, values = _thinned(*aligned(part), max(_DOTS, _POINTS // len(named)))
+            steps, values = _thinned(*aligned(part), max(_DOTS, _POINTS // len(panel.named)))
             values = kind.scale * values
             marker = "." if len(steps) < _DOTS else ""  # one point alone draws no line
             axes.plot(steps, values.mean(axis=0), dash, color=color, marker=marker, label=label)
@@ -161,7 +208,8 @@ def draw_curves(
     log = kind.log and 0.0 < _LOG_RANGE * min(extremes) < max(extremes)
     _numbers(axes.xaxis, axes.set_xscale, False)
     _numbers(axes.yaxis, axes.set_yscale, log)
-    unit = ", ".join(filter(None, (kind.unit, "log scale" if log else "")))
+    tokens = f"tokens {panel.tokens}" if panel.tokens else ""
+    unit = ", ".join(filter(None, (kind.unit, tokens, "log scale" if log else "")))
     axes.set_title(f"{kind.label} ({unit})" if unit else kind.label, loc="left")
     axes.set_xlabel("step", loc="right")
     axes.grid(linewidth=0.5)

@@ -22,21 +22,38 @@ _ENDINGS: dict[str, Kind] = {
 }
 
 
+_WITH_FIELDS: tuple[Kind, ...] = ("json lines", "parquet", "data set")
+
+
 def kind_of(name: str | os.PathLike[str]) -> Kind:
     """The source that `name` stands for; a file that is there may look like another name.
 
     Raises `DataError` for a .json file that has not one record in each line.
     """
+    path = Path(os.path.expanduser(name))
+    if _ending(path) == ".json" and path.is_file():
+        _check_record_lines(path)
+    return unread_kind_of(name)
+
+
+def unread_kind_of(name: str | os.PathLike[str]) -> Kind:
+    """The source that `name` stands for, of which nothing is read."""
     name = os.path.expanduser(name)
     is_there = os.path.isfile(name)
     if not is_there and name.startswith("hf:"):
         return "data set"
     if not is_there and is_import_name(name):
         return "function"
-    ending = Path(name.lower().removesuffix(".gz")).suffix
-    if is_there and ending == ".json":
-        _check_record_lines(Path(name))
-    return _ENDINGS.get(ending, "text")
+    return _ENDINGS.get(_ending(Path(name)), "text")
+
+
+def has_fields(name: str) -> bool:
+    """Whether the source `name` is records, whose fields have names."""
+    return unread_kind_of(name) in _WITH_FIELDS
+
+
+def _ending(path: Path) -> str:
+    return Path(path.name.lower().removesuffix(".gz")).suffix
 
 
 def _check_record_lines(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from experiments.harness.cli import display
 from experiments.harness.runs import distributed
 from experiments.harness.training.device_check import CheckResult, accept
 from experiments.harness.training.kernel_timing import time_kernels
@@ -100,7 +101,7 @@ class AutoAttention:
 
     def _say(self, name: str, sentence: Any) -> None:
         if name not in dict(self.calls) and distributed.is_first():
-            print(sentence(), flush=True)
+            print(display.wrapped(sentence()), flush=True)
 
 
 def is_timed(spec: AttentionSpec, device: DeviceInfo) -> bool:

@@ -18,7 +18,7 @@ from jaxformer.config import (
     UnitInterval,
     is_import_name,
 )
-from jaxformer.distributed import Strategy
+from jaxformer.distributed import Strategy, parse_mesh
 from jaxformer.errors import ConfigError
 from jaxformer.ops.attention import ATTENTION_FNS
 from jaxformer.training import optimizer
@@ -264,7 +264,18 @@ class RunConfig(DeviceChoice):
         if self.training.grad_accumulation:
             given = f"--training.grad_accumulation gives {self.training.grad_accumulation} parts"
             reasons["training.usual_parts"] = given
+        if not _divides_parameters(self):
+            reasons["training.gather_at"] = (
+                "parameters are gathered only where --strategy sharded and a --mesh such as "
+                "fsdp=2 divide them"
+            )
         return reasons
+
+
+def _divides_parameters(config: ExperimentConfig) -> bool:
+    """Whether an axis of the mesh divides parameters."""
+    sizes = parse_mesh(config.mesh) if config.strategy == "sharded" else {}
+    return any(size > 1 for axis, size in sizes.items() if axis != "data")
 
 
 def check_adapters(config: ExperimentConfig) -> None:
