@@ -47,3 +47,17 @@ def smollm2_folder(torch, transformers, tmp_path_factory, worker_id):
             block.run({})
 
     return made_once(tmp_path_factory, "from_gguf", write, worker_id) / "smollm2"
+
+
+@pytest.fixture(scope="session")
+def shallow_smollm2_folder(smollm2_folder, transformers, tmp_path_factory, worker_id):
+    """The first 5 of SmolLM2's 30 layers, for tests of what stands around a model."""
+
+    def write(folder):
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            smollm2_folder, num_hidden_layers=5
+        )
+        model.save_pretrained(folder)
+        transformers.AutoTokenizer.from_pretrained(smollm2_folder).save_pretrained(folder)
+
+    return made_once(tmp_path_factory, "shallow_smollm2", write, worker_id)
