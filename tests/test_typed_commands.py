@@ -174,7 +174,7 @@ def write_programs(folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_hosts_are_lost_and_the_same_command_goes_on_also_with_fewer_hosts(place):
     """Two hosts lose one; two go on and one is stopped; one ends the run, and two evaluate it."""
     hosts = start(CLUSTER, place, devices=2, processes=2, added=PAIRS)

@@ -373,7 +373,7 @@ def test_a_with_block_that_ends_in_an_error_has_saved_all(tmp_path):
     assert Checkpoints(tmp_path).steps() == [2]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_saves_leave_no_lists_behind(checkpoints):
     def lists() -> int:
         counts = []

@@ -80,7 +80,7 @@ def test_its_batches_are_digits_and_their_reverse_of_which_the_second_half_count
     assert batches.fingerprint != batches._replace(length=5).fingerprint
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_it_learns_to_reverse(tmp_path):
     preset = next(iter(own_experiment.PRESETS.values()))
     config = changed(preset, runs=str(tmp_path), training__evaluate_every=0)

@@ -73,7 +73,7 @@ LARGEST = 4 * 768 * 6144
 BUDGET = 3 * LARGEST
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_more_than_the_largest_tensor_is_on_the_host_besides_the_model(tmp_path):
     returned = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
     (done,) = finished(start("-c", _CHILD, tmp_path, devices=8, environment=returned))
