@@ -81,6 +81,12 @@ def keep_programs():
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 
 
+@pytest.hookimpl(optionalhook=True)  # where xdist is not installed
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than the cores: a test that waits for a process or a disk leaves its core idle."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]):
     items.sort(key=lambda item: item.path.stem not in _FIRST)
 
