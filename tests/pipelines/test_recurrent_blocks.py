@@ -1,6 +1,7 @@
 """A block with a recurrent state between blocks that attend: its cache cannot be truncated."""
 
 import dataclasses
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -77,12 +78,22 @@ def loaded(random_params):
     return jf.Loaded(model, params, train_characters(["abcdefghijk "]))
 
 
+@partial(jax.jit, static_argnums=0)
+def all_log_probs(model, params, tokens):
+    return jax.nn.log_softmax(model.apply({"params": params}, tokens))
+
+
 def expected_log_probs(loaded, prompt, ids):
-    """The log-probability of each of `ids` by the whole forward pass."""
+    """The log-probability of each of `ids` by the whole forward pass.
+
+    Zeros after them, which no earlier token sees, give all texts one length and one program.
+    """
     read = [*prompt, *ids]
-    logits = loaded.model.apply({"params": loaded.params}, np.array([read[:-1]]))
-    log_probs = jax.nn.log_softmax(logits[0])[len(prompt) - 1 :]
-    return np.take_along_axis(np.asarray(log_probs), np.array(ids)[:, None], axis=1)[:, 0]
+    tokens = np.zeros((1, 41), np.int32)
+    tokens[0, : len(read)] = read
+    log_probs = np.asarray(all_log_probs(loaded.model, loaded.params, tokens))[0]
+    places = range(len(prompt) - 1, len(read) - 1)
+    return np.array([log_probs[place, id] for place, id in zip(places, ids, strict=True)])
 
 
 def test_a_cache_with_a_recurrent_layer_says_that_it_cannot_be_truncated(loaded):
