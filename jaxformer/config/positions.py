@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, Num
 
 from jaxformer.config.checks import Checked, Count, Natural, Positive, Range
 from jaxformer.config.rotary_scaling import Linear, Llama3, NoScaling, Yarn
+from jaxformer.config.table_rows import take_rows
 from jaxformer.errors import ConfigError
 
 SinusoidalLayout = Literal["interleaved", "halves"]
@@ -356,5 +357,5 @@ def _add_rows(x: jax.Array, table: jax.Array, positions: jax.Array) -> jax.Array
                 f"positions from {first} to {last} were given, but they must be 0 to "
                 f"{len(table) - 1}: give a larger max_len, or rotary positions, which never end"
             )
-    rows = jnp.take(table, positions, axis=0).reshape(-1, *x.shape[1:])
+    rows = take_rows(table, positions).reshape(-1, *x.shape[1:])
     return x + rows.astype(x.dtype)

@@ -118,7 +118,7 @@ class LayerCache(struct.PyTreeNode):
         key = update(self.key, new.key, start, axis=-1)
         return self.replace(key=key, value=update(self.value, new.value, start, axis=-2))
 
-    def specs(self, sentences: str | None, heads: str | None) -> "LayerCache":
+    def specs(self, sentences: str | None, heads: str | tuple[str, ...] | None) -> "LayerCache":
         """The `PartitionSpec` of each array, with B and K divided along these mesh axes."""
         entries = [
             axis for axis, size in zip((sentences, heads), self.groups, strict=True) if size > 1

@@ -96,8 +96,9 @@ def mix_experts(
         return compute_all(layers, x, choice, keep)
     if dispatch == "ragged":
         return sort(layers, x, choice, keep)
-    # A CPU has no ragged product: XLA multiplies each row with the matrices of all experts.
-    return jax.lax.platform_dependent(layers, x, choice, keep, cpu=compute_all, default=sort)
+    # CPUs and GPUs have no ragged product: XLA multiplies each of the k rows of a token with the
+    # matrices of all experts.
+    return jax.lax.platform_dependent(layers, x, choice, keep, tpu=sort, default=compute_all)
 
 
 def _is_dense_cheaper(layers: Layers, chosen: int) -> bool:

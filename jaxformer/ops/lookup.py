@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
+from jaxformer.config.table_rows import take_rows
 from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.ops.manual_axes import check_differentiable
 from jaxformer.ops.masks import AnyArray
@@ -34,7 +35,7 @@ def lookup(
     is_divided = parts > 1 and len(table) % parts == 0
     if is_divided and ids.ndim == 2 and ids.shape[1] % math.prod(axes.values()) == 0:
         return _lookup_of_positions(table, jnp.asarray(ids), dtype)
-    return jnp.take(table, ids, axis=0).astype(dtype)
+    return take_rows(table, jnp.asarray(ids)).astype(dtype)
 
 
 def _lookup_of_positions(

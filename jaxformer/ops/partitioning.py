@@ -71,6 +71,24 @@ def axis_that_divides(name: str, size: int) -> str | None:
     return name if parts > 1 and size % parts == 0 else None
 
 
+def axes_of_heads(heads: int) -> str | tuple[str, ...] | None:
+    """The mesh axes that divide `heads` of a cache: "tensor", and "sequence" where both can.
+
+    >>> axes_of_heads(6) is None  # without a mesh
+    True
+    """
+    names: list[str] = []
+    for name, parts in partitioned(HEAD_AXES).items():
+        if heads % parts:
+            break
+        if parts > 1:
+            names.append(name)
+            heads //= parts
+    if len(names) == 1:
+        return names[0]
+    return tuple(names) or None
+
+
 def whole_rows(x: Float[Array, "B V"]) -> Float[Array, "B V"]:
     """Logits `x` with all columns of a row on one device; "data" divides the rows where it can.
 

@@ -8,11 +8,11 @@ from jax import Array
 from jax.sharding import PartitionSpec
 
 from jaxformer.ops.manual_axes import vary_alike, varying_axes
-from jaxformer.ops.partitioning import axis_that_divides
+from jaxformer.ops.partitioning import axes_of_heads, axis_that_divides
 
 
 def map_rows_and_heads(compute: Callable[..., Any], arrays: Sequence[Array]) -> Any:
-    """`compute(*arrays)`, each device with its rows along "data" and its heads along "tensor".
+    """`compute(*arrays)`, each device with its rows along "data" and the heads of its cache.
 
     The arrays are [B, K, ...], [B, 1, ...] or [B], the results [B, K, ...]. XLA does not divide the
     call of a kernel, so `jax.shard_map` does. Rows or heads that the axis does not divide are whole
@@ -31,7 +31,7 @@ def map_rows_and_heads(compute: Callable[..., Any], arrays: Sequence[Array]) -> 
         return compute_alike(*arrays)
     rows, heads = next(x.shape[:2] for x in arrays if x.ndim > 1)
     of_rows = PartitionSpec(axis_that_divides("data", rows))
-    of_heads = PartitionSpec(*of_rows, axis_that_divides("tensor", heads))
+    of_heads = PartitionSpec(*of_rows, axes_of_heads(heads))
     return jax.shard_map(
         compute_alike,
         in_specs=tuple(of_heads if x.ndim > 1 and x.shape[1] == heads else of_rows for x in arrays),

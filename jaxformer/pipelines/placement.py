@@ -7,20 +7,20 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxformer.distributed import Strategy
 from jaxformer.nn.cache import LayerCache
-from jaxformer.ops.partitioning import axis_that_divides
+from jaxformer.ops.partitioning import axes_of_heads, axis_that_divides
 
 
 def state_specs(state: Any, rows: int) -> Any:
     """The `PartitionSpec` of each array of a search's `state`, on the mesh that is set.
 
-    "data" divides the rows, and "tensor" the heads of keys and values, where they divide their
-    number.
+    "data" divides the rows, and "tensor" and "sequence" the heads of keys and values, where they
+    divide their number.
     """
     sentences = axis_that_divides("data", rows)
 
     def spec(leaf: Any) -> Any:
         if isinstance(leaf, LayerCache):
-            return leaf.specs(sentences, axis_that_divides("tensor", leaf.groups[1]))
+            return leaf.specs(sentences, axes_of_heads(leaf.groups[1]))
         has_rows = leaf.ndim > 0 and leaf.shape[0] == rows
         return PartitionSpec(sentences) if has_rows and sentences else PartitionSpec()
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks.train import PRESETS
-from experiments.harness.planning.counting import work
+from experiments.harness.planning.counting import collectives, work
 from experiments.harness.planning.hlo import Program
 from experiments.harness.training.build import build_model
 from experiments.harness.training.fewest_parts import fewest_parts, step_memory
@@ -22,6 +22,7 @@ from experiments.language_modelling.presets import gpt2_124m
 from experiments.translation import train as translation
 from jaxformer import AttentionMask, DecoderOnly, EncoderDecoder, SamplingConfig, SearchConfig
 from jaxformer.config import AttentionOptions, with_fields
+from jaxformer.config.table_rows import take_rows
 from jaxformer.decoding import beam_more, sample_more
 from jaxformer.decoding.hypotheses import row_values
 from jaxformer.distributed import make_mesh, sharded, single
@@ -67,6 +68,20 @@ def test_a_sharded_step_compiles_with_flash_attention_in_each_layer(h100s, axes)
     program, used = compiled_step(sharded(mesh), 8, rows, config=DROPOUT)
     assert used == {"gpu_flash"}
     assert counts(program)["triton"] == 3 * CONFIG.num_decoder_layers
+
+
+@pytest.mark.parametrize("ids", [(), (1,), (1, 1), (5, 1)])
+def test_a_lookup_in_a_table_of_divided_rows_moves_the_rows_alone(h100s, ids):
+    mesh = make_mesh("fsdp=4", h100s(4))
+
+    def leaf(dtype, spec, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, spec))
+
+    table = leaf(jnp.bfloat16, PartitionSpec("fsdp"), 512, 128)
+    with jax.set_mesh(mesh):
+        lowered = jax.jit(take_rows).lower(table, leaf(jnp.int32, PartitionSpec(), *ids))
+    moved = collectives(Program(lowered.compile().as_text()))
+    assert 0 < sum(each.bytes * each.times for each in moved) <= 5 * 128 * 2
 
 
 @pytest.mark.parametrize("axes", ["data=4,tensor=2", "data=2,fsdp=2,sequence=2"])

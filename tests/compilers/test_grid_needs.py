@@ -40,13 +40,14 @@ def test_along_tensor_each_sub_layer_gathers_and_adds_up_its_positions():
     assert needs(cell).flops == 2 * 16 * 256 * (2 * LAYER + 512 * 2048) / 4
 
 
-@pytest.mark.parametrize(("mesh", "parts"), [("1", 1), ("fsdp", 4), ("tensor", 4)])
+@pytest.mark.parametrize(("mesh", "parts"), [("1", 1), ("fsdp", 4), ("tensor", 4), ("sequence", 4)])
 def test_a_token_reads_weights_and_cache_once(mesh, parts):
     needed = needs(Cell("llama", "decode 32", mesh, "v5e"))
     layer = 2 * 512 * 512 + 2 * 512 * 256 + 3 * 512 * 1024
     weights = 2 * (2 * layer + 512 * 2048) / parts
-    heads = parts if mesh == "tensor" else 1
+    heads = parts if mesh in ("tensor", "sequence") else 1
     cache = 2 * 2 * 2 * 32 * 2048 * 4 * 64 / heads
     # Written, and read for the sum of exponentials and for the rest.
-    scores, logits = 3 * 2 * 4 * 32 * 8 * 2048 / heads, 3 * 4 * 32 * 2048 / heads
+    scores = 3 * 2 * 4 * 32 * 8 * 2048 / heads
+    logits = 3 * 4 * 32 * 2048 / (parts if mesh == "tensor" else 1)
     assert needed.read == weights + cache + scores + logits

@@ -164,6 +164,45 @@ def test_a_start_that_returns_its_operands_too_moves_them_once():
     }
 
 
+CHOICES = """
+HloModule search, is_scheduled=true, num_partitions=4
+
+%cheap (p: f32[8,64]) -> f32[8,64] {
+  ROOT %p = f32[8,64]{1,0} parameter(0)
+}
+
+%small (p: f32[8,64]) -> f32[8,64] {
+  %p = f32[8,64]{1,0} parameter(0)
+  ROOT %a = f32[8,64]{1,0} all-to-all(%p), replica_groups=[1,4]<=[4]
+}
+
+%inner (p: f32[8,64]) -> f32[8,64] {
+  %p = f32[8,64]{1,0} parameter(0)
+  ROOT %f = f32[8,64]{1,0} all-reduce(%p), replica_groups=[1,4]<=[4]
+}
+
+%large (p: f32[8,64]) -> f32[8,64] {
+  %p = f32[8,64]{1,0} parameter(0)
+  %b = f32[32,64]{1,0} all-gather(%p), replica_groups=[1,4]<=[4]
+  ROOT %c = f32[8,64]{1,0} conditional(%i, %p, %p), branch_computations={%cheap, %inner}
+}
+
+ENTRY %main (p: f32[8,64]) -> f32[8,64] {
+  %p = f32[8,64]{1,0} parameter(0)
+  %i = s32[] constant(1)
+  %d = f32[8,64]{1,0} conditional(%i, %p, %p), branch_computations={%small, %large}
+  ROOT %e = f32[8,64]{1,0} conditional(%i, %p, %p), branch_computations={%cheap, %cheap}
+}
+"""
+
+
+def test_of_a_choice_the_computation_that_sends_most_counts():
+    program = Program(CHOICES)
+    kinds = [each.kind for each in counting.dearest_collectives(program)]
+    assert kinds == ["all-gather", "all-reduce"]  # the second is within the choice of the first
+    assert len(counting.collectives(program)) == 3
+
+
 def test_tiles_are_padded_and_memory_on_the_chip_is_known():
     shape = Shape("bf16", (12, 1024, 65), "1,2,0:T(8,128)(2,1)S(1)")
     assert shape.padded_bytes == 12 * 1024 * 72 * 2 and shape.on_chip

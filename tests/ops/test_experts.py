@@ -67,6 +67,26 @@ def test_each_way_computes_the_sum_of_the_chosen_experts(call, way, has_keep):
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
+def one_layer(layers, x, chosen, weights):
+    """The sum of a single product of each token with its experts."""
+
+    def only(rows, keep, multiply):
+        return multiply(rows, "up")
+
+    return mix_experts(only, layers, x, Choice(chosen, weights))
+
+
+def arrays_of(experts, size):
+    """The arguments of `one_layer` for 2 rows of 3 tokens, each with 2 experts."""
+
+    def leaf(dtype, *shape):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    layers = {"up": ExpertLayer(leaf(jnp.float32, experts, size, size), None)}
+    choice = leaf(jnp.int32, 2, 3, 2), leaf(jnp.float32, 2, 3, 2)
+    return layers, leaf(jnp.float32, 2, 3, size), *choice
+
+
 @pytest.mark.parametrize(
     ("experts", "size", "tensor", "is_sorted"),
     [(4, 2048, 1, False), (16, 512, 2, False), (16, 512, 1, True), (16, 1024, 2, True)],
@@ -74,22 +94,19 @@ def test_each_way_computes_the_sum_of_the_chosen_experts(call, way, has_keep):
 def test_experts_are_sorted_where_products_with_all_of_a_device_take_longer(
     experts, size, tensor, is_sorted
 ):
-    def leaf(dtype, *shape):
-        return jax.ShapeDtypeStruct(shape, dtype)
-
-    def mix(layers, x, chosen, weights):
-        def only(rows, keep, multiply):
-            return multiply(rows, "up")
-
-        return mix_experts(only, layers, x, Choice(chosen, weights))
-
-    layers = {"up": ExpertLayer(leaf(jnp.float32, experts, size, size), None)}
-    tokens = leaf(jnp.float32, 2, 3, size)
-    choice = leaf(jnp.int32, 2, 3, 2), leaf(jnp.float32, 2, 3, 2)
     mesh = jax.sharding.AbstractMesh((tensor,), ("tensor",), (jax.sharding.AxisType.Auto,))
     with jax.sharding.use_abstract_mesh(mesh):
-        program = str(jax.make_jaxpr(mix)(layers, tokens, *choice))
+        program = str(jax.make_jaxpr(one_layer)(*arrays_of(experts, size)))
     assert ("ragged_dot" in program) == is_sorted
+
+
+@pytest.mark.parametrize(
+    ("platform", "is_sorted"), [("tpu", True), ("cuda", False), ("cpu", False)]
+)
+def test_tokens_are_sorted_only_where_a_compiler_has_products_of_sorted_rows(platform, is_sorted):
+    traced = jax.jit(one_layer).trace(*arrays_of(16, 1024))
+    program = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ("stablehlo.sort" in program) == is_sorted
 
 
 @pytest.mark.parametrize("way", ["ragged", "room for all"])

@@ -7,7 +7,13 @@ import pytest
 from tests.two_processes import finished, start
 
 # The share of a cache that a device has.
-HELD = {"tensor=4": 1 / 4, "data=2,tensor=2": 1 / 4, "data=4": 1 / 4, "sequence=4": 1, "fsdp=4": 1}
+HELD = {
+    "tensor=4": 1 / 4,
+    "data=2,tensor=2": 1 / 4,
+    "data=4": 1 / 4,
+    "sequence=4": 1 / 4,
+    "fsdp=4": 1,
+}
 
 
 @pytest.mark.long

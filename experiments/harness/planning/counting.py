@@ -6,8 +6,9 @@ The body of a loop counts as often as the loop runs it.
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -83,13 +84,64 @@ class Collective(NamedTuple):
 
 
 def collectives(program: Program) -> list[Collective]:
-    """The collectives of a step, the ones that move most first."""
-    by_chain: dict[Any, Collective] = {}
+    """The collectives of a step, the ones that move most first.
+
+    Of a choice between computations each counts.
+    """
+    return _largest_first(collectives_by_computation(program).values())
+
+
+def dearest_collectives(program: Program) -> list[Collective]:
+    """`collectives`, of a choice between computations of the one alone that sends most."""
+    by_computation = collectives_by_computation(program)
+    sent = {name: sum(each.sent for each in found) for name, found in by_computation.items()}
+    _, run = _dearest_run(program, program.entry, sent)
+    return _largest_first(found for name, found in by_computation.items() if name in run)
+
+
+def collectives_by_computation(program: Program) -> dict[str, list[Collective]]:
+    """The collectives of each computation that a step runs, with how often it runs them."""
+    by_computation: dict[str, list[Collective]] = {}
+    chains: set[tuple[str, ...]] = set()
     for run in program.executed:
+        found = by_computation.setdefault(run.computation, [])
         for chain, each in _collectives_of(program, run):
             # A TPU's kernels that share the steps of one collective have one chain_id.
-            by_chain.setdefault((run.loops, chain) if chain else len(by_chain), each)
-    return sorted(by_chain.values(), key=lambda each: -each.bytes * each.times)
+            key = (*run.loops, chain)
+            if chain and key in chains:
+                continue
+            chains.add(key)
+            found.append(each)
+    return by_computation
+
+
+def _largest_first(groups: Iterable[list[Collective]]) -> list[Collective]:
+    found = [each for group in groups for each in group]
+    return sorted(found, key=lambda each: -each.bytes * each.times)
+
+
+def _dearest_run(
+    program: Program, computation: str, sent: Mapping[str, float]
+) -> tuple[float, set[str]]:
+    """Bytes that a run of `computation` sends, and all computations that it runs.
+
+    `sent` are the bytes of each one alone. Of a choice it runs the one that sends most.
+    """
+    total, run = sent.get(computation, 0.0), {computation}
+    for each in program.computations.get(computation, ()):
+        if each.opcode == "while":
+            inner = [_dearest_run(program, each.loop_body, sent)]
+        elif each.opcode == "call":
+            inner = [_dearest_run(program, name, sent) for name in each.called]
+        elif each.opcode == "conditional":
+            choices = (_dearest_run(program, name, sent) for name in each.called)
+            inner = [max(choices, key=itemgetter(0))]
+        else:
+            continue
+        for more, names in inner:
+            total += more
+            run |= names
+    return total, run
 
 
 def work(program: Program) -> Work:

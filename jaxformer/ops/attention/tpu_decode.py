@@ -20,7 +20,7 @@ from jaxformer.ops.attention.kernel import AttentionSpec, DeviceInfo, Kernel, un
 from jaxformer.ops.attention.reference import reference
 from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
-from jaxformer.ops.partitioning import axis_that_divides, partitioned
+from jaxformer.ops.partitioning import HEAD_AXES, partitioned
 from jaxformer.ops.rows_and_heads import map_rows_and_heads
 from jaxformer.ops.tpu_tiles import LANES, has_positions_in_lanes, heads_at_once
 
@@ -326,12 +326,10 @@ def _reasons(spec: AttentionSpec, device: DeviceInfo) -> list[str]:
     rows = spec.heads // spec.kv_heads * spec.queries
     if rows > _MOST_ROWS:
         reasons.append(f"needs at most {_MOST_ROWS} queries for a head of keys, not {rows}")
-    axes = partitioned()
-    if axes.get("tensor", 1) > 1 and axis_that_divides("tensor", spec.kv_heads) is None:
-        parts = axes["tensor"]
-        reasons.append(f"needs heads of keys that tensor={parts} divides, not {spec.kv_heads}")
-    if axes.get("sequence", 1) > 1:
-        reasons.append("leaves heads that the mesh axis sequence divides to reference")
+    axes = {name: parts for name, parts in partitioned(HEAD_AXES).items() if parts > 1}
+    if spec.kv_heads % math.prod(axes.values()):
+        named = " x ".join(f"{name}={parts}" for name, parts in axes.items())
+        reasons.append(f"needs heads of keys that {named} divides, not {spec.kv_heads}")
     return reasons
 
 

@@ -20,7 +20,8 @@ _TOPOLOGIES = {
     "v5p": {1: "2x2x1", 4: "2x2x1", 8: "2x2x2"},
 }
 
-# Without a device the compiler cannot time products: those of cuBLAS add biases as they do there.
+# Without a device the compiler cannot time products. In a loss cuBLAS computes them, which adds
+# biases as it does there. In a search it would pad the few rows of a product, and copy them.
 _CUBLAS: dict[str, Any] = {"xla_gpu_enable_triton_gemm": False}
 
 
@@ -33,16 +34,26 @@ def compile_cell(cell: Cell, folder: Path | None = None) -> Result:
     try:
         with jax.default_matmul_precision("default"):
             lowered = lower(cell, devices_of(cell))
-            options = None if cell.machine in _TOPOLOGIES else _CUBLAS | GPU_OPTIONS
-            compiled = lowered.lowered.compile(compiler_options=options)
+            compiled = lowered.lowered.compile(compiler_options=_options(cell))
         if folder:
             name = f"{cell}.hlo".replace(", ", "_").replace(" ", "-")
             (folder / name).write_text(compiled.as_text() or "", encoding="utf-8")
-        counts = count(compiled, is_search=cell.program not in ("train", "validate"))
+        counts = count(compiled, is_search=not _is_loss(cell))
     except Exception as error:  # the table has it, and the other cells are compiled
         message = f"{type(error).__name__}: {error}"[:500]
         return Result(cell, {}, message, time.monotonic() - started)
     return Result(cell, asdict(counts), "", time.monotonic() - started)
+
+
+def _is_loss(cell: Cell) -> bool:
+    return cell.program in ("train", "validate")
+
+
+def _options(cell: Cell) -> dict[str, Any] | None:
+    """The compiler's options for the cell's machine; None: its own."""
+    if cell.machine in _TOPOLOGIES:
+        return None
+    return _CUBLAS | GPU_OPTIONS if _is_loss(cell) else GPU_OPTIONS
 
 
 def devices_of(cell: Cell) -> list[jax.Device]:

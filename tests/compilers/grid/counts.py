@@ -6,7 +6,12 @@ from typing import Any
 
 import jax
 
-from experiments.harness.planning.counting import collectives, largest_arrays, work
+from experiments.harness.planning.counting import (
+    collectives,
+    dearest_collectives,
+    largest_arrays,
+    work,
+)
 from experiments.harness.planning.hlo import Program
 from tests.compilers.step_bytes import step_cost
 
@@ -16,7 +21,7 @@ class Counts:
     """One device's share of a program.
 
     Attributes:
-      sent: bytes that it sends, around a ring.
+      sent: bytes that it sends, around a ring; of a choice in a search the most.
       flops: of matrix products outside of kernels; 0 for a search, of which each choice counts.
       live: bytes of its arguments and temporaries.
       temporary: bytes of its temporaries.
@@ -38,9 +43,10 @@ def count(compiled: jax.stages.Compiled, is_search: bool) -> Counts:
     """The numbers of a `compiled` program; of a search those of a token."""
     program = Program(compiled.as_text() or "")
     memory: Any = compiled.memory_analysis()
-    found = collectives(program)
     if is_search:
-        found = [each for each in found if each.in_loop]
+        found = [each for each in dearest_collectives(program) if each.in_loop]
+    else:
+        found = collectives(program)
     times: Counter[Any] = Counter()
     for each in found:
         times[each.kind, each.dtype, each.bytes, each.devices, each.in_loop] += each.times

@@ -277,7 +277,7 @@ def _temporaries(
 def _search(
     cell: Cell, config: TransformerConfig, mesh: Mesh, parameters: list[Parameter]
 ) -> Needs:
-    """The needs of a token. "data" divides the texts, and "tensor" the heads.
+    """The needs of a token. "data" divides the texts, "tensor" and "sequence" divide the heads.
 
     Each of several beams sees the caches of all beams of its text, of which nothing is moved.
     """
@@ -285,12 +285,13 @@ def _search(
     is_translator = cell.family == "translator"
     rows = texts * beams / (mesh.data if texts % mesh.data == 0 else 1)
     layers = config.num_decoder_layers
-    of_row = 2 * CACHE * config.kv_heads * config.key_size * HALF / mesh.tensor
+    parts = mesh.tensor * mesh.sequence
+    of_row = 2 * CACHE * config.kv_heads * config.key_size * HALF / parts
     caches = layers * rows * of_row * (1 + is_translator / beams)
     read_weights = [x for x in parameters if _is_read(x, config, is_translator)]
     # Float32 numbers that are written, and read twice: their sum of exponentials, and the rest.
     keys = CACHE * (beams + is_translator)
-    scores = rows * config.num_heads / mesh.tensor * keys * FULL
+    scores = rows * config.num_heads / parts * keys * FULL
     logits = rows * config.vocab_size / mesh.tensor * FULL
     # Ids and log-probabilities of the open and the closed hypotheses, and who wrote each token.
     histories = rows * CACHE * (2 * FULL * 2 + FULL * beams) if beams > 1 or is_translator else 0

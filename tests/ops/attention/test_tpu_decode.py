@@ -156,9 +156,14 @@ def test_it_is_chosen_on_a_tpu_for_few_queries_and_a_cache(facts, name):
 
 @pytest.mark.parametrize(
     ("sizes", "name"),
-    [((2, 2), "tpu_decode"), ((2, 3), "reference"), ((2, 2, 2), "reference")],
+    [
+        ((2, 2), "tpu_decode"),
+        ((2, 3), "reference"),
+        ((3, 1, 2), "tpu_decode"),
+        ((1, 2, 2), "reference"),
+    ],
 )
-def test_heads_that_a_mesh_does_not_divide_along_tensor_alone_are_left_to_reference(sizes, name):
+def test_heads_that_a_mesh_does_not_divide_are_left_to_reference(sizes, name):
     axes = ("data", "tensor", "sequence")[: len(sizes)]
     mesh = jax.sharding.AbstractMesh(sizes, axes, (jax.sharding.AxisType.Auto,) * len(sizes))
     with jax.sharding.use_abstract_mesh(mesh):
