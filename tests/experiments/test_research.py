@@ -45,7 +45,8 @@ def test_the_balance_of_experts_is_the_same_in_a_loop_and_reaches_the_router():
     (model, loss), (scanned, scanned_loss) = (
         research.mixture_of_experts(scan) for scan in (False, True)
     )
-    params = model.init(KEY, TOKENS)["params"]
+    loss, scanned_loss = jax.jit(loss), jax.jit(scanned_loss)
+    params = jax.jit(model.init)(KEY, TOKENS)["params"]
     value, count, auxiliary = loss(params, TOKENS, None)
     # Equal shares have balance 1 in each layer, times the number of tokens.
     assert 0.9 * 3 < auxiliary["balance"] / count < 3 * 3
@@ -54,7 +55,7 @@ def test_the_balance_of_experts_is_the_same_in_a_loop_and_reaches_the_router():
     def balance(params):
         return loss(params, TOKENS, None)[2]["balance"]
 
-    router = jax.grad(balance)(params)["decoder"]["blocks_2"]["feed_forward"]["router"]["kernel"]
+    router = jax.jit(jax.grad(balance))(params)["decoder"]["blocks_2"]["feed_forward"]["router"]["kernel"]
     assert jnp.abs(router).max() > 1e-3
 
 
@@ -160,10 +161,11 @@ def _first(result):
 def test_gradients_of_examples_sum_to_that_of_the_batch(gpt):
     model, params = gpt
     loss = plain_loss(model)
-    each = research.per_example_gradients(loss, params, TOKENS)
-    whole = jax.grad(lambda params: loss(params, TOKENS, None)[0])(params)
+    each = jax.jit(partial(research.per_example_gradients, loss))(params, TOKENS)
+    gradient = jax.jit(jax.grad(lambda params, tokens: loss(params, tokens, None)[0]))
+    whole = gradient(params, TOKENS)
     assert_close(jax.tree.map(lambda x: x.sum(axis=0), each), whole)
-    alone = jax.grad(lambda params: loss(params, TOKENS[1:2], None)[0])(params)
+    alone = gradient(params, TOKENS[1:2])
     assert_close(jax.tree.map(lambda x: x[1], each), alone)
 
 
@@ -171,13 +173,13 @@ def test_a_hessian_vector_product_is_the_derivative_of_the_gradient(gpt):
     model, params = gpt
     loss = plain_loss(model)
     vector = jax.tree.map(lambda x: jax.random.normal(KEY, x.shape), params)
-    got = research.hessian_vector_product(loss, params, TOKENS, vector)
+    got = jax.jit(partial(research.hessian_vector_product, loss))(params, TOKENS, vector)
 
     def slope(params):
         gradient = jax.grad(lambda params: loss(params, TOKENS, None)[0])(params)
         return optax.tree.vdot(gradient, vector)
 
-    assert_close(got, jax.grad(slope)(params), 1e-3)  # reverse over reverse
+    assert_close(got, jax.jit(jax.grad(slope))(params), 1e-3)  # reverse over reverse
 
 
 def test_an_exported_step_gives_the_logits_of_the_model(gpt):

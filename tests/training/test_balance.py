@@ -85,7 +85,7 @@ def test_a_translation_counts_the_tokens_of_each_side_and_padding_changes_nothin
     model = jf.EncoderDecoder(config)
     source, target = rng.integers(4, 17, (B, 5)), rng.integers(4, 17, (B, T))
     source[1, 3:] = target[2, 4:] = jf.PAD
-    loss = jf.seq2seq_loss(model, pad=jf.PAD, balance=0.5)
+    loss = jax.jit(jf.seq2seq_loss(model, pad=jf.PAD, balance=0.5))
     params = random_params(model, source, target)
     padded = [np.pad(x, ((0, 0), (0, 3)), constant_values=jf.PAD) for x in (source, target)]
     short, long = (jf.PairBatch.create(*pair, vocab_size=17) for pair in ((source, target), padded))
