@@ -55,7 +55,9 @@ def test_the_balance_of_experts_is_the_same_in_a_loop_and_reaches_the_router():
     def balance(params):
         return loss(params, TOKENS, None)[2]["balance"]
 
-    router = jax.jit(jax.grad(balance))(params)["decoder"]["blocks_2"]["feed_forward"]["router"]["kernel"]
+    router = jax.jit(jax.grad(balance))(params)["decoder"]["blocks_2"]["feed_forward"]["router"][
+        "kernel"
+    ]
     assert jnp.abs(router).max() > 1e-3
 
 
