@@ -183,7 +183,13 @@ def _reasons_for_documents(spec: AttentionSpec, is_hopper: bool) -> list[str]:
     return reasons
 
 
-cudnn: Kernel = Kernel("cudnn", attend, _reasons, DeviceInfo("gpu", "", AMPERE))
+cudnn: Kernel = Kernel(
+    "cudnn",
+    attend,
+    _reasons,
+    DeviceInfo("gpu", "", AMPERE),
+    least_queries=16,  # with few, putting the keys of a padded source in order takes longest
+)
 """Attention by `jax.nn.dot_product_attention(implementation="cudnn")`.
 
 cuDNN gets the attributes of the mask. It never gets a matrix, which it would add as a bias [T, S].

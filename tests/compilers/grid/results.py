@@ -58,9 +58,9 @@ KNOWN = (
     Known(
         "decode 1",
         "read",
-        1.8,
-        "sums of one row, multiplied as eight, are written in eight parts and read again; keys "
-        "and values of a source are put in order for cuDNN in each step",
+        1.3,
+        "one row is multiplied as eight in eight parts of the sum, whose results are written "
+        "and read again",
         _GPU,
     ),
 )

@@ -86,6 +86,7 @@ UNSUPPORTED = {
             HOPPER,
             "the bias does not",
         ),
+        (replace(CROSS, queries=15), HOPPER, "fewer than 16 queries to reference"),
     ],
     "gpu_flash": [
         (SPEC, V100, "not gpu (NVIDIA V100)"),
