@@ -5,7 +5,7 @@ the cache has a method `reorder_beams(parents [B, W]) -> cache`.
 """
 
 from jaxformer.decoding.beam_search import BeamState, beam_more, beam_search, begin_beams
-from jaxformer.decoding.hypotheses import Hypotheses, Step, put_rows, take_rows
+from jaxformer.decoding.hypotheses import Hypotheses
 from jaxformer.decoding.logits_processors import (
     DecodeHistory,
     LogitsProcessor,
@@ -28,6 +28,8 @@ from jaxformer.decoding.settings import (
     SearchConfig,
     TranslationOptions,
 )
+from jaxformer.decoding.state import put_rows, row_values, take_rows, without_values
+from jaxformer.decoding.step import Step
 
 __all__ = [
     "BeamState",
@@ -50,8 +52,10 @@ __all__ = [
     "no_repeat_ngram",
     "put_rows",
     "renormalize",
+    "row_values",
     "sample",
     "sample_more",
     "suppress_tokens",
     "take_rows",
+    "without_values",
 ]

@@ -11,24 +11,10 @@ from jax.core import Tracer
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxformer.decoding.hypotheses import (
-    AnyArray,
-    DecodeState,
     Hypotheses,
-    Rules,
-    Step,
-    advance_until,
     append_tokens,
-    check_batch,
-    check_beams,
-    check_logits,
-    check_room,
     empty_hypotheses,
     gather_beams,
-    is_among,
-    largest,
-    row_values,
-    top_k,
-    without_values,
 )
 from jaxformer.decoding.logits_processors import (
     LogitsProcessor,
@@ -40,7 +26,25 @@ from jaxformer.decoding.logits_processors import (
     renormalize,
 )
 from jaxformer.decoding.settings import SearchConfig
+from jaxformer.decoding.state import (
+    DecodeState,
+    Rules,
+    advance_until,
+    row_values,
+    without_values,
+)
+from jaxformer.decoding.step import (
+    Step,
+    check_batch,
+    check_beams,
+    check_logits,
+    check_room,
+    is_among,
+    largest,
+)
 from jaxformer.ops.cross_entropy import logsumexp
+from jaxformer.ops.masks import AnyArray
+from jaxformer.ops.top_k import top_k
 
 
 def length_penalty(
@@ -187,7 +191,8 @@ def _size(
 
 def _advance(step: Step, beams: BeamState) -> BeamState:
     """`beams` with one more token."""
-    config, (_, width) = beams.rules.config, beams.last.shape
+    config = beams.rules.config
+    _, width = beams.last.shape
     logits, cache = step(beams.last, beams.cache)
     check_logits(logits, beams.last, config.eos)
     at_end = beams.lengths + 1 >= beams.limits
@@ -208,7 +213,8 @@ def _best_tokens(
     logits: Float[Array, "R V"], beams: BeamState, at_end: Bool[Array, " B"], count: int
 ) -> tuple[Float[Array, "R k"], Int[Array, "R k"]]:
     """The k best next tokens of each hypothesis, after their log-probabilities; k <= `count`."""
-    config, (_, width) = beams.rules.config, beams.last.shape
+    config = beams.rules.config
+    _, width = beams.last.shape
     processors = [*beams.rules.logits_processors]
     if config.forced_bos is not None:
         processors.insert(0, force_token_at(config.forced_bos))
@@ -285,7 +291,8 @@ def _apply_max_length(
 
 def _can_stop(beams: BeamState, best: Float[Array, " B"]) -> Bool[Array, " B"]:
     """Whether each search stops; `best` is its best unfinished log-probability."""
-    config, worst = beams.rules.config, beams.finished.scores.min(axis=-1)
+    config = beams.rules.config
+    worst = beams.finished.scores.min(axis=-1)
     if config.early_stopping == "beam_full":
         return (worst > -jnp.inf) | (best == -jnp.inf)
     lengths, limits = beams.lengths.astype(jnp.float32), beams.limits.astype(jnp.float32)

@@ -8,22 +8,7 @@ import jax.numpy as jnp
 from jax.core import Tracer
 from jaxtyping import Array, Float, Int, Key, Shaped, UInt32
 
-from jaxformer.decoding.hypotheses import (
-    AnyArray,
-    DecodeState,
-    Hypotheses,
-    Rules,
-    Step,
-    advance_until,
-    check_batch,
-    check_logits,
-    check_room,
-    is_among,
-    largest,
-    row_values,
-    top_k,
-    without_values,
-)
+from jaxformer.decoding.hypotheses import Hypotheses
 from jaxformer.decoding.logits_processors import (
     LogitsProcessor,
     apply_all,
@@ -32,9 +17,26 @@ from jaxformer.decoding.logits_processors import (
     penalize,
 )
 from jaxformer.decoding.settings import SamplingConfig
+from jaxformer.decoding.state import (
+    DecodeState,
+    Rules,
+    advance_until,
+    row_values,
+    without_values,
+)
+from jaxformer.decoding.step import (
+    Step,
+    check_batch,
+    check_logits,
+    check_room,
+    is_among,
+    largest,
+)
 from jaxformer.ops.cross_entropy import token_log_probs
 from jaxformer.ops.dropout import hash_elements, key_words
+from jaxformer.ops.masks import AnyArray
 from jaxformer.ops.partitioning import whole_rows
+from jaxformer.ops.top_k import top_k
 
 _PARTIAL_SORT_SIZE = 64
 """The most likely tokens that are sorted; a larger top_k, or top_p alone, sorts all tokens."""
@@ -117,8 +119,9 @@ def sample(
     if not isinstance(prompts.max_new_tokens, Tracer):
         most = min(most, largest(prompts.max_new_tokens))
     check_room(cache, most)
-    options: Any = {"eos": eos, "logits_processors": logits_processors}
-    state = begin_sampling(cache, prompts, rng, config, **options)
+    state = begin_sampling(
+        cache, prompts, rng, config, eos=eos, logits_processors=logits_processors
+    )
     return sample_more(step, state, config.max_new_tokens).hypotheses()
 
 
@@ -137,17 +140,18 @@ def begin_sampling(
     `values` are the settings in which texts may differ within one program: an array [B] for each
     field that `config.VALUES` names. None: all texts have the values of `config`.
     """
-    batch, size = _check_prompts(prompts), config.max_new_tokens
+    batch = _check_prompts(prompts)
+    size = config.max_new_tokens
     values = row_values(config, batch) if values is None else dict(values)
-    history, lengths = prompts.history, prompts.history_lengths
-    history = prompts.last_tokens[:, None] if history is None else history
+    history = prompts.history
+    if history is None:
+        history = prompts.last_tokens[:, None]
+    lengths = prompts.history_lengths
     if lengths is None:
         lengths = jnp.full(batch, history.shape[1])
-    lengths, last, limits = (
-        jnp.asarray(x, jnp.int32) for x in (lengths, prompts.last_tokens, prompts.max_new_tokens)
-    )
+    lengths = jnp.asarray(lengths, jnp.int32)
     written = jnp.broadcast_to(jnp.asarray(prompts.written, jnp.int32), (batch,))
-    limits = jnp.minimum(limits, written + size)
+    limits = jnp.minimum(jnp.asarray(prompts.max_new_tokens, jnp.int32), written + size)
     # A key of threefry has two words, whatever kind of key `rng` is.
     rng = jax.random.wrap_key_data(key_words(rng), impl="threefry2x32")
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng, jnp.asarray(prompts.example_ids))
@@ -160,7 +164,7 @@ def begin_sampling(
         starts=lengths,
         lengths=lengths,
         stopped=written >= limits,
-        last=last,
+        last=jnp.asarray(prompts.last_tokens, jnp.int32),
         history=jnp.pad(jnp.asarray(history, jnp.int32), ((0, 0), (0, size))),
         log_probs=jnp.zeros((batch, size), jnp.float32),
         rules=Rules(without_values(config), tuple(eos), tuple(logits_processors)),
@@ -182,7 +186,8 @@ def sample_more(
 
 def _advance(step: Step, state: SampleState) -> SampleState:
     """`state` with one more token of each text that has not stopped."""
-    rules, goes_on = state.rules, ~state.stopped
+    rules = state.rules
+    goes_on = ~state.stopped
     logits, cache = step(state.last[:, None], state.cache)
     check_logits(logits, state.last[:, None], rules.eos)
     logits = logits[:, 0].astype(jnp.float32)
@@ -278,12 +283,9 @@ def _draw(
     likeliest = jnp.argmax(logits, axis=1).astype(jnp.int32)
     few = min(_PARTIAL_SORT_SIZE, size)
     has_few = is_greedy | ((top_k_ > 0) & (top_k_ <= few))
-    # The first of `ways` that is right for all rows.
-    way: Any = 3
-    way = jnp.where(has_few.all(), 2, way)
-    way = jnp.where(~limited.any(), 1, way)
-    way = jnp.where(is_greedy.all(), 0, way)
     ways = [lambda: likeliest, from_all, lambda: from_best(few), lambda: from_best(size)]
+    # The first of them that is right for all rows; the last one always is.
+    way = jnp.select([is_greedy.all(), ~limited.any(), has_few.all()], [0, 1, 2], 3)
     drawn = jax.lax.switch(way, ways)
     return jnp.where(is_greedy[:, 0], likeliest, drawn)
 

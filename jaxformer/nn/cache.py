@@ -28,6 +28,7 @@ from jaxformer.config import Learned, TransformerConfig
 from jaxformer.errors import ConfigError
 from jaxformer.ops.flat_one_hot import flat_one_hot
 from jaxformer.ops.masks import AnyArray, AttentionMask
+from jaxformer.ops.padding import pad_to
 from jaxformer.ops.row_writes import write_rows
 from jaxformer.ops.rows import put_rows_into, take_rows_of
 
@@ -104,7 +105,7 @@ class LayerCache(struct.PyTreeNode):
         def to_slots(x: jax.Array) -> jax.Array:
             """[B*W, T, K, H] as [B, T * slots, K, H]."""
             x = x.reshape(self.groups[0], -1, *x.shape[1:]).swapaxes(1, 2)
-            x = _pad(x, 2, self.slots)
+            x = pad_to(x, 2, self.slots)
             return x.reshape(x.shape[0], -1, *x.shape[3:])
 
         new = LayerCache.create(to_slots(keys), to_slots(values))
@@ -170,7 +171,8 @@ class LayerCache(struct.PyTreeNode):
         def pad(x: jax.Array, axis: int) -> jax.Array:
             shape = x.shape
             positions = x.reshape(*shape[:axis], length, -1, *shape[axis + 1 :])
-            return _pad(positions, axis + 1, slots).reshape(*shape[:axis], -1, *shape[axis + 1 :])
+            padded = pad_to(positions, axis + 1, slots)
+            return padded.reshape(*shape[:axis], -1, *shape[axis + 1 :])
 
         return self.replace(key=pad(self.key, last), value=pad(self.value, last - 1), slots=slots)
 
@@ -495,10 +497,3 @@ def fold_beams(
 def _beam_numbers(beams: int) -> Int[Array, "1 W 1"]:
     """The slot that each of `beams` beams writes to: its number."""
     return jnp.arange(beams, dtype=jnp.int32)[None, :, None]
-
-
-def _pad(x: jax.Array, axis: int, size: int) -> jax.Array:
-    """`x` with zeros at the end of `axis` until it has at least `size`."""
-    widths = [(0, 0)] * x.ndim
-    widths[axis] = (0, max(size - x.shape[axis], 0))
-    return jnp.pad(x, widths)

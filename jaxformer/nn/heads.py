@@ -99,8 +99,8 @@ class MaskedLanguageModel(Model):
         """The logits of `hidden` vectors."""
         activation = find_activation(self.config.feed_forward.activation)
         x = self.transform_norm(activation(self.transform(hidden)))
-        logits = logits_matmul(x, self.encoder.embedding.table.T)
-        logits, cap = add_bias(logits, self.bias), self.config.output.softcap
+        logits = add_bias(logits_matmul(x, self.encoder.embedding.table.T), self.bias)
+        cap = self.config.output.softcap
         return tap(self, "logits", logits if cap is None else softcap(logits, cap))
 
 

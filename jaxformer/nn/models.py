@@ -57,9 +57,9 @@ class DecodingModel(Model):
             )
         zero_id = config.embeddings.zero_id
         self.embedding: Embedding = make_embedding(config, config.vocab_size, zero_id)
-        output, (kernel_init, _) = config.output, initializers(config)
+        kernel_init, _ = initializers(config)
         self.output: LMHead = LMHead(
-            config.vocab_size, bool(output.bias), output.softcap, kernel_init
+            config.vocab_size, bool(config.output.bias), config.output.softcap, kernel_init
         )
         self.decoder: Stack = make_stack(
             config, config.num_decoder_layers, self._cross, self.attention_fn, self.block
@@ -84,10 +84,11 @@ class DecodingModel(Model):
                     "a block of this model needs its parameters for an empty cache: give "
                     'model.bind({"params": params}).init_cache(...)'
                 ) from error
-        config, sizes = self.config, (batch_size, num_beams, max_length)
-        make_default = partial(empty_layer, config, *sizes)
-        layers = self.decoder.init_layers(make_default, *sizes, config.d_model)
-        return init_cache(config, *sizes, layers)
+        make_default = partial(empty_layer, self.config, batch_size, num_beams, max_length)
+        layers = self.decoder.init_layers(
+            make_default, batch_size, num_beams, max_length, self.config.d_model
+        )
+        return init_cache(self.config, batch_size, num_beams, max_length, layers)
 
     def decode_step(
         self, tokens: Int[AnyArray, "B W T"] | Float[AnyArray, "B W T D"], cache: Cache

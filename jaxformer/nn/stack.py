@@ -165,9 +165,9 @@ class Stack(CheckedModule):
         """
         count = x.shape[1]
         cache.check_room(count)
-        mask, encoder_mask = cache.mask(), AttentionMask(padding_mask=cache.padding_mask)
+        encoder_mask = AttentionMask(padding_mask=cache.padding_mask)
         positions = cache.positions(count)
-        x, inputs = self.enter(x, mask, positions, cache.max_length, encoder_mask, None)
+        x, inputs = self.enter(x, cache.mask(), positions, cache.max_length, encoder_mask, None)
         inputs = InputsByKind(*(each.of_beams(cache, count) for each in inputs))
         x, layers = self.decode_blocks(x, inputs, cache)
         return self.leave(x), cache.advance(layers, count)
@@ -234,8 +234,10 @@ class Stack(CheckedModule):
         if positions is None:
             positions = index
         else:
-            positions, length = jnp.asarray(positions), max(length, self.max_len)
-        scheme, width = self.scheme, x.shape[-1]
+            positions = jnp.asarray(positions)
+            length = max(length, self.max_len)
+        scheme = self.scheme
+        width = x.shape[-1]
         num_heads, head_dim = self.heads_of_blocks(width)
         scheme.check(width, head_dim)
         params = self.positions(scheme.params(width, num_heads, self.max_len, self.table_init))

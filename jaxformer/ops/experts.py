@@ -89,7 +89,7 @@ def mix_experts(
     chosen = choice.experts.shape[-1]
     if slots is not None:
         compute = partial(_in_slots, network, slots, _num_experts(layers))
-        return _on_mesh(compute, layers, x, choice, keep, token_axes=("data",))
+        return _on_mesh(compute, layers, x, choice, keep, divides_positions=False)
     compute_all = partial(_on_mesh, partial(_dense, network))
     sort = partial(_on_mesh, partial(_sorted, network))
     if dispatch == "dense" or (dispatch == "auto" and _is_dense_cheaper(layers, chosen)):
@@ -254,23 +254,22 @@ def _on_mesh(
     x: Array,
     choice: Choice,
     keep: Array | None,
-    token_axes: tuple[str, ...] = ("data", "sequence"),
+    divides_positions: bool = True,
 ) -> Float[Array, "B T D"]:
     """`compute` on the devices of the current mesh, each with its own experts.
 
     XLA divides no ragged product, and gathers what a choice of experts indexes, so `jax.shard_map`
-    divides them. `token_axes` are the mesh axes that may divide the tokens. A device has the whole
-    matrices of all experts where "tensor" does not divide their number.
+    divides them. The mesh axis "data" divides the rows, and "sequence" the positions if
+    `divides_positions`. A device has the whole matrices of all experts where "tensor" does not
+    divide their number.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if math.prod(mesh.shape[axis] for axis in mesh.auto_axes) == 1:
         return compute(layers, x, choice, keep, 0)
     check_differentiable((layers, x))
-    sizes = dict(zip(("data", "sequence"), x.shape, strict=False))
-    rows, positions = (
-        axis_that_divides(axis, size) if axis in token_axes else None
-        for axis, size in sizes.items()
-    )
+    batch, length, _ = x.shape
+    rows = axis_that_divides("data", batch)
+    positions = axis_that_divides("sequence", length) if divides_positions else None
     own_experts = axis_that_divides("tensor", _num_experts(layers))
 
     def compute_part(layers: Layers, x: Array, choice: Choice, keep: Array | None) -> Array:

@@ -24,19 +24,30 @@ def varying_axes(tree: Any) -> frozenset[str]:
     return frozenset().union(*(jax.typeof(leaf).manual_axis_type.varying for leaf in leaves))
 
 
+def vary_as(tree: Tree, other: Any) -> Tree:
+    """`tree`, whose arrays vary by their types also along the axes along which `other` varies.
+
+    >>> vary_as((1.0, None), jax.numpy.ones(3))
+    (1.0, None)
+    """
+    if not jax.sharding.get_abstract_mesh().manual_axes:
+        return tree
+    axes = varying_axes(other)
+
+    def vary(leaf: Any) -> Any:
+        missing = tuple(sorted(axes - varying_axes(leaf)))
+        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
+
+    return jax.tree.map(vary, tree)
+
+
 def vary_alike(tree: Tree) -> Tree:
     """`tree` with all its arrays varying along the same axes by their types.
 
     >>> vary_alike((1.0, None))
     (1.0, None)
     """
-    axes = varying_axes(tree)
-
-    def vary(leaf: Any) -> Any:
-        missing = tuple(sorted(axes - jax.typeof(leaf).manual_axis_type.varying))
-        return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
-
-    return jax.tree.map(vary, tree)
+    return vary_as(tree, tree)
 
 
 def check_differentiable(tree: Any) -> None:

@@ -114,7 +114,9 @@ class AttentionMask:
         """
 
         def cut(x: AnyArray | None, start: Array | int, size: int, axis: int = 1):
-            return None if x is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+            if x is None or x.shape[axis] == 1:  # one row for all queries
+                return x
+            return jax.lax.dynamic_slice_in_dim(x, start, size, axis)
 
         return replace(
             self,

@@ -18,6 +18,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxformer.errors import ConfigError
+from jaxformer.ops.manual_axes import varying_axes
 
 POSITION_AXES = ("sequence", "tensor")
 HEAD_AXES = ("tensor", "sequence")
@@ -36,15 +37,6 @@ def partitioned(axes: tuple[str, ...] = POSITION_AXES) -> dict[str, int]:
     """
     mesh = jax.sharding.get_abstract_mesh()
     return {axis: mesh.shape[axis] for axis in axes if axis in mesh.auto_axes}
-
-
-def varying_axes(x: Any) -> frozenset[Any]:
-    """The axes of a `jax.shard_map` with `check_vma=True` along which the values of `x` may differ.
-
-    >>> varying_axes(jnp.ones(3))  # outside of one
-    frozenset()
-    """
-    return jax.typeof(x).manual_axis_type.varying
 
 
 def device_axes(x: Any) -> tuple[Any, ...]:

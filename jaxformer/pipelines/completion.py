@@ -16,9 +16,10 @@ from jaxformer.decoding import (
     SamplerInputs,
     SampleState,
     SamplingConfig,
+    row_values,
     sample_more,
+    without_values,
 )
-from jaxformer.decoding.hypotheses import row_values, without_values
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import DecoderOnly
 from jaxformer.pipelines.batching import BATCH_SIZE, pad_right
@@ -241,41 +242,49 @@ def _begin(
     named = changes.keys() | {field for x in settings for field in vars(x)}
     if "max_new_tokens" in named and "max_length" not in named:  # a folder's counts no more
         options = replace(options, max_length=None)
-    model, special = loaded.model, tokenizer.special
-    max_len, length = model.config.max_len, config.max_new_tokens
+    model_config = loaded.model.config
     eos = options.eos
     if eos is None:
-        eos = () if special.eos is None else (special.eos,)
+        eos = () if tokenizer.special.eos is None else (tokenizer.special.eos,)
     for token in eos:
-        check_id("eos", token, model.config.vocab_size)
+        check_id("eos", token, model_config.vocab_size)
     requests = []
     encoded = prompt_ids(inputs, tokenizer)
     for i, ids in enumerate(encoded):
+        name = f"prompt {i + 1} of {len(encoded)}"
         if not ids:
-            if special.bos is None:
+            if tokenizer.special.bos is None:
                 raise DataError(
-                    f"prompt {i + 1} of {len(encoded)} is empty, and the vocabulary has no token "
-                    "to begin a text with: give it some text"
+                    f"{name} is empty, and the vocabulary has no token to begin a text with: give "
+                    "it some text"
                 )
-            ids = [special.bos]
-        new = min(length, (options.max_length or FOREVER) - len(ids))
-        if new < 1:
-            raise ConfigError(
-                f"prompt {i + 1} of {len(encoded)} has {len(ids)} tokens, but max_length="
-                f"{options.max_length} of prompt and continuation: give max_new_tokens instead"
-            )
-        total = len(ids) + new
-        if total > max_len and options.overflow == "refuse":
-            raise ConfigError(
-                f"prompt {i + 1} of {len(encoded)} has {len(ids)} tokens, which makes {total} with "
-                f"max_new_tokens={new}, but max_len={max_len}: shorten it, give a smaller "
-                "max_new_tokens, or give overflow='slide'"
-            )
-        requests.append(_Request(ids, new, first_example_id + i))
-    config = replace(config, suppress_tokens=suppressed_ids(model.config, tokenizer, config))
-    model, params = prepare(model, loaded.params)
+            ids = [tokenizer.special.bos]
+        count = _count_new_tokens(name, len(ids), config, options, model_config.max_len)
+        requests.append(_Request(ids, count, first_example_id + i))
+    config = replace(config, suppress_tokens=suppressed_ids(model_config, tokenizer, config))
+    model, params = prepare(loaded.model, loaded.params)
     processors = tuple(logits_processors)
     return _Call(model, params, tokenizer, config, options, eos, processors), requests
+
+
+def _count_new_tokens(
+    name: str, prompt_length: int, config: SamplingConfig, options: CompletionOptions, max_len: int
+) -> int:
+    """The most tokens that follow the prompt `name`; `ConfigError` where they do not fit."""
+    count = min(config.max_new_tokens, (options.max_length or FOREVER) - prompt_length)
+    if count < 1:
+        raise ConfigError(
+            f"{name} has {prompt_length} tokens, but max_length={options.max_length} of prompt and "
+            "continuation: give max_new_tokens instead"
+        )
+    total = prompt_length + count
+    if total > max_len and options.overflow == "refuse":
+        raise ConfigError(
+            f"{name} has {prompt_length} tokens, which makes {total} with max_new_tokens={count}, "
+            f"but max_len={max_len}: shorten it, give a smaller max_new_tokens, or give "
+            "overflow='slide'"
+        )
+    return count
 
 
 class _Request(NamedTuple):
@@ -335,7 +344,7 @@ class _Call(NamedTuple):
             stop=self.options.stop,
         )
 
-    def round(self, prompt_length: int, max_new_tokens: int) -> tuple[int, int]:
+    def seen_and_new(self, prompt_length: int, max_new_tokens: int) -> tuple[int, int]:
         """How many tokens a text sees when it enters, and how many it may then get.
 
         A text that does not fit slides: it sees its last tokens, beside room for max_len // 2.
@@ -351,7 +360,8 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
     """Continues `count` of the `requests`, each of at most `size` tokens."""
 
     def __init__(self, call: _Call, requests: Sequence[_Request], size: int, count: int) -> None:
-        self.call, self.size = call, size
+        self.call = call
+        self.size = size
         self.room = min(size, call.model.config.max_len)
         static: dict[str, Any] = {
             "config": replace(without_values(call.config), max_new_tokens=size),
@@ -420,30 +430,35 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
     def _kinds_of_parts(self, requests: Sequence[_Request]) -> list[tuple[int, bool]]:
         """The widths of the parts that are read, each with whether others come before."""
         max_len = self.call.model.config.max_len
-        rounds = [self.call.round(len(x.prompt), x.max_new_tokens) for x in requests]
+        most_seen = []
+        for request in requests:
+            seen, _ = self.call.seen_and_new(len(request.prompt), request.max_new_tokens)
+            most_seen.append(seen)
         counts = {
             min(len(request.prompt), seen)
-            for request, (seen, _) in zip(requests, rounds, strict=True)
+            for request, seen in zip(requests, most_seen, strict=True)
         }
-        if slides := [seen for seen, _ in rounds if seen < max_len]:
-            counts = {*range(min(counts), max(slides) + 1)}
+        of_sliding = [seen for seen in most_seen if seen < max_len]
+        if of_sliding:  # they enter again, with other numbers of tokens
+            counts = {*range(min(counts), max(of_sliding) + 1)}
         plans = [self._plan(count - 1) for count in counts]
         return sorted({(width, start > 0) for plan in plans for start, width in plan})
 
     def _context(self, text: PartialText) -> list[int]:
         """The tokens that `text` sees when it enters."""
-        seen, _ = self.call.round(len(text.prompt), text.max_new_tokens)
+        seen, _ = self.call.seen_and_new(len(text.prompt), text.max_new_tokens)
         return text.context(seen)
 
     def _new_texts(self, texts: Sequence[PartialText]) -> tuple[NewTexts, Int[np.ndarray, "K T"]]:
         """`texts` that enter, and the tokens before the last one that each of them sees."""
-        count, call = self.entering, self.call
+        call = self.call
+        count = self.entering
         texts = [*texts, *[texts[0]] * (count - len(texts))]
         contexts = [self._context(text) for text in texts]
         wholes = [text.prompt + text.ids for text in texts]
         limits = []
         for text in texts:
-            _, new = call.round(len(text.prompt), text.max_new_tokens)
+            _, new = call.seen_and_new(len(text.prompt), text.max_new_tokens)
             limits.append(len(text.ids) + min(text.left, new))
 
         def column(values: Iterable[int]) -> Int[np.ndarray, " K"]:

@@ -100,7 +100,8 @@ def _predict_masks(
     """The texts, the `count` best tokens for each mask of each of them, and the mask's name."""
     lines, tokenizer, _ = check_inputs(loaded, texts, MaskedLanguageModel)
     check_texts(lines)
-    model, params = loaded.model, place_params(loaded.params)
+    model = loaded.model
+    params = place_params(loaded.params)
     max_len = model.config.max_len
     check_count("count", count)
     mask = _mask_id(tokenizer)
@@ -113,14 +114,21 @@ def _predict_masks(
             )
     check_lengths(ids, max_len)
     results: list[list[list[MaskPrediction]]] = [[] for _ in lines]
-    shown = {"count": count, "known": tokenizer.vocab_size}
     for chosen, size in group_by_length([len(x) for x in ids], max_len):
         batch = next_power_of_two(len(chosen))
         tokens, padding_mask = pad_with_mask([ids[i] for i in chosen], batch, size)
         most = next_power_of_two(max(len(positions[i]) for i in chosen))
         masked_positions = pad_right([positions[i] for i in chosen], batch, most)
-        arrays = tokens, padding_mask, masked_positions
-        probabilities, predicted = run_divided(params, _predict, model, *arrays, **shown)
+        probabilities, predicted = run_divided(
+            params,
+            _predict,
+            model,
+            tokens,
+            padding_mask,
+            masked_positions,
+            count=count,
+            known=tokenizer.vocab_size,
+        )
         for row, i in enumerate(chosen):
             results[i] = [
                 _predictions(predicted[row, k], probabilities[row, k], tokenizer)

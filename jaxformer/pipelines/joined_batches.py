@@ -1,6 +1,6 @@
 """Batches of items of several padded sizes, of few shapes: each shape is compiled once."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from jaxformer.pipelines.batching import BATCH_SIZE, next_power_of_two
@@ -45,9 +45,6 @@ def join_batches(
     for i, size in enumerate(sizes):
         by_size.setdefault(size, []).append(i)
     ordered = sorted(by_size, key=lambda size: (num_tokens(size), size))
-    batches: list[Batch] = []
-    waiting: list[int] = []
-    waiting_size = ordered[0]
 
     def padding(items: list[int], size: Size) -> int:
         """The tokens that `items` have more in `size` than in their own sizes."""
@@ -57,44 +54,46 @@ def join_batches(
         """Whether `items` are better padded to `size` than read by two programs."""
         return fits(size) and padding(items, size) <= PROGRAM_TOKENS
 
+    # From the smallest size on, items wait for the next larger ones and join them, or are read.
+    batches: list[Batch] = []
+    waiting: list[int] = []
+    waiting_size = ordered[0]
     for size in ordered:
         items = by_size[size]
-        joined = tuple(map(max, waiting_size, size))
-        if not joins([*waiting, *items], joined):  # whole batches need not wait
+        joined = _enclosing(waiting_size, size)
+        if not joins(waiting + items, joined):  # full batches are read: fewer items may join
             rows = _most_rows(num_tokens(waiting_size))
-            whole = len(waiting) - len(waiting) % rows
-            batches += _of_one_size(waiting[:whole], waiting_size, rows)
-            waiting = waiting[whole:]
-            if waiting and not joins([*waiting, *items], joined):
-                rows = _rows(waiting, waiting_size, num_tokens)
-                batches += _of_one_size(waiting, waiting_size, rows)
-                waiting = []
-            if not waiting:
-                joined = size
-        waiting, waiting_size = [*waiting, *items], joined
-    rows = _rows(waiting, waiting_size, num_tokens)
-    larger = [  # programs that are there may read what waits, too
-        batch
-        for batch in batches
-        if all(a >= b for a, b in zip(batch.size, waiting_size, strict=True))
-    ]
-    if larger:
-        least = min(larger, key=lambda batch: num_tokens(batch.size))
-        if padding(waiting, least.size) <= PROGRAM_TOKENS:
-            waiting_size, rows = least.size, least.rows
-    batches += _of_one_size(waiting, waiting_size, rows)
-    return batches
+            count = len(waiting) // rows * rows
+            batches += _cut(waiting[:count], waiting_size, rows)
+            waiting = waiting[count:]
+        if not joins(waiting + items, joined):
+            rows = _fewest_rows(len(waiting), num_tokens(waiting_size))
+            batches += _cut(waiting, waiting_size, rows)
+            waiting = []
+        waiting_size = joined if waiting else size
+        waiting = waiting + items
+    # The last ones are read by a program that is there already, where it costs less.
+    programs = [batch for batch in batches if _enclosing(batch.size, waiting_size) == batch.size]
+    smallest = min(programs, key=lambda batch: num_tokens(batch.size), default=None)
+    if smallest is not None and padding(waiting, smallest.size) <= PROGRAM_TOKENS:
+        return batches + _cut(waiting, smallest.size, smallest.rows)
+    rows = _fewest_rows(len(waiting), num_tokens(waiting_size))
+    return batches + _cut(waiting, waiting_size, rows)
 
 
-def _of_one_size(items: list[int], size: Size, rows: int) -> Iterator[Batch]:
-    """Batches of `rows` rows, of which the last may have empty ones."""
-    for start in range(0, len(items), rows):
-        yield Batch(items[start : start + rows], size, rows)
+def _enclosing(one: Size, other: Size) -> Size:
+    """The smallest size into which items of two sizes fit."""
+    return tuple(map(max, one, other))
 
 
-def _rows(items: list[int], size: Size, num_tokens: Callable[[Size], int]) -> int:
-    """The rows of a program for `items` alone."""
-    return min(next_power_of_two(len(items)), _most_rows(num_tokens(size)))
+def _cut(items: list[int], size: Size, rows: int) -> list[Batch]:
+    """`items` in batches of `rows` rows, of which the last may have empty ones."""
+    return [Batch(items[start : start + rows], size, rows) for start in range(0, len(items), rows)]
+
+
+def _fewest_rows(items: int, num_tokens: int) -> int:
+    """The rows of a program for so many items of `num_tokens` tokens alone."""
+    return min(next_power_of_two(items), _most_rows(num_tokens))
 
 
 def _most_rows(num_tokens: int) -> int:

@@ -34,8 +34,10 @@ class NewTexts(NamedTuple):
     """K texts that enter rows: arrays [K, ...], but for the `seed` of all."""
 
     prompts: SamplerInputs
-    context: Int[AnyArray, " K"]  # how many tokens before the last one the model sees
+    context: Int[AnyArray, " K"]
+    """The number of tokens before the last one that the model sees."""
     values: Mapping[str, AnyArray]
+    """The settings of each text, as `row_values` gives them."""
     seed: Int[AnyArray, ""] | np.uint32
 
 
@@ -76,9 +78,15 @@ def read_prompts(
     if tokens.shape[1]:
         # Nothing uses these logits, so the compiler leaves them out.
         _, cache = model.apply(variables, tokens[:, None], cache, method="decode_step")
-    cache, rng = cache.truncate(new.context), jax.random.key(new.seed)
-    static: Any = {"eos": eos, "logits_processors": logits_processors}
-    begun = begin_sampling(cache, new.prompts, rng, config, values=new.values, **static)
+    begun = begin_sampling(
+        cache.truncate(new.context),
+        new.prompts,
+        jax.random.key(new.seed),
+        config,
+        eos=eos,
+        values=new.values,
+        logits_processors=logits_processors,
+    )
     return placed(put_rows(state, rows, begun))
 
 
@@ -103,8 +111,14 @@ def begin_rows(
     zeros = jnp.zeros(rows, jnp.int32)
     history = jnp.zeros((rows, config.max_new_tokens), jnp.int32)
     prompts = SamplerInputs(zeros, zeros, zeros, history, zeros)
-    static: Any = {"eos": eos, "logits_processors": logits_processors}
-    return begin_sampling(cache.truncate(zeros), prompts, jax.random.key(0), config, **static)
+    return begin_sampling(
+        cache.truncate(zeros),
+        prompts,
+        jax.random.key(0),
+        config,
+        eos=eos,
+        logits_processors=logits_processors,
+    )
 
 
 def text_size(length: int) -> int:

@@ -29,7 +29,9 @@ FOREVER = np.iinfo(np.int32).max
 """A number of tokens that no text reaches."""
 
 _FEWEST = 8
+"""The tokens of a piece where somebody waits for each of them."""
 _TOGETHER = 64
+"""The tokens of a piece where several processes decode together."""
 
 
 class Text(Protocol):
@@ -54,10 +56,12 @@ class Pace:
 
     def after(self, elapsed: float) -> "Pace":
         """The pace after a piece that took `elapsed` seconds."""
+        if self.seconds == 0:
+            return self
         if elapsed < self.seconds / 2:
             return replace(self, tokens=min(2 * self.tokens, FOREVER))
-        if self.tokens > _FEWEST and elapsed > self.seconds > 0:
-            return replace(self, tokens=self.tokens // 2)
+        if elapsed > self.seconds:
+            return replace(self, tokens=max(self.tokens // 2, _FEWEST))
         return self
 
 
@@ -80,8 +84,8 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
 
     A subclass implements `start`, `enter`, `results` and `take`.
 
-    `begin(params=params, rows=rows)` is the shape of the state, `more` is `sample_more` or
-    `beam_more`. The rows are for `count` texts, at most `most`.
+    `begin(params=params, rows=rows)` makes a state before its first texts enter, `more` is
+    `sample_more` or `beam_more`. The rows are for `count` texts, at most `most`.
     """
 
     def __init__(
@@ -98,10 +102,10 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
         self.rows: int = num_rows(count, most, parts)
         # Of texts that enter together each part reads as many.
         self.entering: int = max(1, self.rows // 8 // parts) * parts
-        begin = partial(begin, rows=self.rows)
-        self.state: Any = empty_state(self.devices, self.rows, begin, params)
-        numbers = np.int32(0), np.int32(0)
-        self._more = self.compile(search_more, np.ones(self.rows, bool), *numbers, more=more)
+        begin_rows = partial(begin, rows=self.rows)
+        self.state: Any = empty_state(self.devices, self.rows, begin_rows, params)
+        stop, n, ended = np.ones(self.rows, bool), np.int32(0), np.int32(0)
+        self._more = self.compile(search_more, stop, n, ended, more=more)
 
     def compile(self, jitted: Any, *arrays: Any, **static: Any) -> Callable[..., Any]:
         """The piece `jitted` as a function of the state and `arrays`."""
@@ -150,23 +154,25 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
                 count = self._count_entering(waiting)
                 if len(active) + count > self.rows:
                     break
-                free = [row for row in range(self.rows) if row not in active]
+                free = [row for row in range(self.rows) if row not in active][:count]
                 new = [waiting.popleft() for _ in range(count)]
                 # A number that is no row fills up.
                 rows = np.full(self.entering, self.rows, np.int32)
-                rows[:count] = free[:count]
+                rows[:count] = free
                 for after_piece in self.enter(state, rows, [text for _, text in new]):
                     state = jax.block_until_ready(after_piece)
                     yield []
-                active.update(zip(free, new, strict=False))
+                active.update(zip(free, new, strict=True))
             stop = np.array([row not in active for row in range(self.rows)])
+            # The piece ends early once so many rows have stopped that the next texts can enter.
             enough = self.rows
             if waiting:
                 enough = stop.sum() + self._count_entering(waiting)
             begun = time.monotonic()
             state = self._more(state, stop, np.int32(pace.tokens), np.int32(enough))
             stopped, results = self.devices.gather((state.stopped, self.results(state)))
-            if stopped.sum() < enough:  # all tokens of the piece were written
+            has_all_tokens = stopped.sum() < enough
+            if has_all_tokens:
                 pace = pace.after(time.monotonic() - begun)
             updates = []
             for row, (number, text) in sorted(active.items()):
@@ -176,8 +182,8 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
                     updates.append((number, update))
                 if stopped[row] or text.done:
                     del active[row]
-                    if not text.done:
-                        waiting.appendleft((number, text))
+                if stopped[row] and not text.done:
+                    waiting.appendleft((number, text))
             yield updates
 
 

@@ -118,7 +118,8 @@ def score_pairs(
     pairs, tokenizer, target_tokenizer = check_inputs(loaded, pairs, EncoderDecoder)
     search, options = loaded.choose_settings(settings, changes, SearchConfig, TranslationOptions)
     search, options = with_target_language(target_tokenizer, search, options)
-    model, max_len = loaded.model, loaded.model.config.max_len
+    model = loaded.model
+    max_len = model.config.max_len
     params = place_params(loaded.params)
     for name in ("bos", "pad"):
         check_id(name, getattr(options, name), model.config.vocab_size)
@@ -135,8 +136,7 @@ def score_pairs(
         batch = next_power_of_two(len(chosen))
         source = pad_right([sources[i] for i in chosen], batch, size, options.pad)
         target = pad_right([[options.bos, *targets[i]] for i in chosen], batch, size + 1)
-        arrays = source, target
-        log_probs = run_divided(params, _pair_log_probs, model, *arrays, pad=options.pad)
+        log_probs = run_divided(params, _pair_log_probs, model, source, target, pad=options.pad)
         for row, index in enumerate(chosen):
             results[index] = log_probs[row, : len(targets[index])].tolist()
     return results

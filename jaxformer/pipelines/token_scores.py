@@ -31,11 +31,11 @@ from jaxformer.pipelines.prompts import check_ids
 from jaxformer.pretrained.loaded import Loaded
 from jaxformer.text.tokenizers import Template, Tokenizer
 
-# Lengths above this are padded to a multiple of the second number: a further program is compiled
-# in less time than more padding would take.
 _LONG = 256
+"""Up to this many tokens a text is padded to a power of two."""
 _MULTIPLE = 128
-"""Tokens of a text above `_LONG` are filled up to a multiple of this."""
+"""Longer texts are padded to a multiple of this: a further program is compiled in less time than
+more padding would take."""
 
 
 class TokenScores(NamedTuple):
@@ -284,8 +284,7 @@ def _score_together(
     for b, (context, rows) in enumerate(questions):
         begun = [[context[-1], *row] for row in rows]
         after[b, : len(rows)] = pad_right(begun, len(rows), size + 1)
-    arrays = before, lengths, after
-    log_probs, most_likely = run_divided(params, _score_after, model, *arrays)
+    log_probs, most_likely = run_divided(params, _score_after, model, before, lengths, after)
     return [
         [
             TokenScores(
@@ -314,7 +313,8 @@ def _score_after(
     after: Int[Array, "B W T+1"],
 ) -> tuple[Float[Array, "B W T"], Bool[Array, "B W T"]]:
     """The scores of the tokens of `after` but its first ones, after the tokens `before` them."""
-    variables, (batch, count, length) = {"params": params}, after.shape
+    variables = {"params": params}
+    batch, count, length = after.shape
     room = before.shape[1] + length - 1
     cache: Any = model.apply(variables, batch, max_length=room, method="init_cache")
     # Nothing uses these logits, so the compiler leaves them out.

@@ -18,8 +18,9 @@ from jaxformer.decoding import (
     SearchConfig,
     TranslationOptions,
     beam_more,
+    row_values,
+    without_values,
 )
-from jaxformer.decoding.hypotheses import row_values, without_values
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines.batching import group_by_length, pad_right

@@ -68,9 +68,11 @@ def seq2seq_loss(
     """
 
     def read(batch):
+        padding_mask = batch.source != pad
         labels = batch.target[:, 1:]
-        inputs = batch.source, batch.target[:, :-1], batch.source != pad
-        return inputs, (labels, labels != pad), {"encoder": inputs[2], "": labels != pad}
+        loss_mask = labels != pad
+        inputs = batch.source, batch.target[:, :-1], padding_mask
+        return inputs, (labels, loss_mask), {"encoder": padding_mask, "": loss_mask}
 
     terms = partial(cross_entropy, label_smoothing=label_smoothing, z_loss=z_loss)
     return _token_loss(model, read, terms, loss_chunk, balance)

@@ -154,7 +154,7 @@ class _Side(NamedTuple):
 
     @property
     def order(self) -> tuple[Any, ...]:
-        """The smaller side of a matrix comes first."""
+        """The key by which the smaller side of a matrix comes first."""
         return math.prod(self.sizes), self
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Num
 
 from jaxformer.errors import ConfigError, Diverged
-from jaxformer.ops.partitioning import varying_axes
+from jaxformer.ops.manual_axes import vary_as
 from jaxformer.training.losses import Loss
 from jaxformer.training.parameters import Params, flatten, map_with_path
 
@@ -151,6 +151,8 @@ def make_train_step(
     update = make_update(optimizer, ema_decay)
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        # JAX itself adds up the gradient by parameters that are the same on all devices, and
+        # `reduce` would add it up a second time.
         params = vary_as(state.params, batch)
         sums_of = partial(loss_and_gradient, loss, params, rng=state.dropout_rng)
         sums = accumulate(sums_of, params, batch, grad_accumulation)
@@ -160,23 +162,6 @@ def make_train_step(
         return update(state, sums, value_fn=value_fn)
 
     return step
-
-
-def vary_as(tree: Any, other: Any) -> Any:
-    """`tree`, whose values may differ between the devices of a `jax.shard_map` as `other`'s do.
-
-    JAX sums the gradient of values that are the same on all devices over these by itself; a
-    `reduce` would then sum a second time.
-    """
-    if not jax.sharding.get_abstract_mesh().manual_axes:
-        return tree
-    axes = frozenset[Any]().union(*map(varying_axes, jax.tree.leaves(other)))
-
-    def vary(leaf: Any) -> Any:
-        more = tuple(axes - varying_axes(leaf))
-        return jax.lax.pcast(leaf, more, to="varying") if more else leaf
-
-    return jax.tree.map(vary, tree)
 
 
 def loss_and_gradient(
@@ -350,9 +335,23 @@ def make_update(
         )
         skipped = state.skipped + (~finite).astype(jnp.int32)
         consecutive = jnp.where(finite, 0, state.consecutive_skips + 1)
-        values = total, tokens, norm, skipped, consecutive
-        new = TrainState(state.step + 1, params, opt_state, state.rng, ema, skipped, consecutive)
-        return new, auxiliary | dict(zip(STEP_METRICS, values, strict=True))
+        new = TrainState(
+            step=state.step + 1,
+            params=params,
+            opt_state=opt_state,
+            rng=state.rng,
+            ema=ema,
+            skipped=skipped,
+            consecutive_skips=consecutive,
+        )
+        metrics = {
+            "loss": total,
+            "tokens": tokens,
+            "grad_norm": norm,
+            "skipped": skipped,
+            "consecutive_skips": consecutive,
+        }
+        return new, auxiliary | metrics
 
     return update
 

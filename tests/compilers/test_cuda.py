@@ -23,8 +23,7 @@ from experiments.translation import train as translation
 from jaxformer import AttentionMask, DecoderOnly, EncoderDecoder, SamplingConfig, SearchConfig
 from jaxformer.config import AttentionOptions, with_fields
 from jaxformer.config.table_rows import take_rows
-from jaxformer.decoding import beam_more, sample_more
-from jaxformer.decoding.hypotheses import row_values
+from jaxformer.decoding import beam_more, row_values, sample_more
 from jaxformer.distributed import make_mesh, sharded, single
 from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import auto_attention, gpu_flash

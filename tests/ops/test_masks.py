@@ -85,6 +85,12 @@ def test_a_slice_of_a_mask_is_the_slice_of_its_matrix(rng):
     assert AttentionMask().slice(1, 2, 3, 4).materialize(2, 4) is None
 
 
+def test_a_slice_keeps_an_explicit_row_that_is_for_all_queries(rng):
+    mask = AttentionMask(explicit=rng.random((2, 1, 11)) < 0.6)
+    part = mask.slice(2, 3, 5, 4).materialize(3, 4)
+    assert np.array_equal(part, mask.materialize(7, 11)[..., 5:9])
+
+
 def test_a_bool_array_in_place_of_a_mask_is_refused():
     with pytest.raises(ConfigError, match="mask is a ndarray.*explicit="):
         check_mask(np.ones((2, 3, 5), bool), (2, 3, 5))

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import jaxformer as jf
-from jaxformer.decoding.hypotheses import top_k
 from jaxformer.distributed import make_mesh, sharded
+from jaxformer.ops.top_k import top_k
 from jaxformer.pipelines import rows
 from jaxformer.text.tokenizers import train_characters
 

@@ -56,12 +56,15 @@ def blockwise(
     valid = mask.padding_mask
     if more_keys and valid is None:
         valid = jnp.ones((batch, keys), bool)
+    explicit = _pad(mask.explicit, 2, more_keys)
+    if explicit is not None and explicit.shape[1] > 1:  # otherwise one row is for all queries
+        explicit = _pad(explicit, 1, more_queries)
     mask = replace(
         mask,
         padding_mask=_pad(valid, 1, more_keys),
         query_segments=_pad(mask.query_segments, 1, more_queries),
         key_segments=_pad(mask.key_segments, 1, more_keys),
-        explicit=_pad(_pad(mask.explicit, 1, more_queries), 2, more_keys),
+        explicit=explicit,
     )
     q = _pad(q, 1, more_queries).reshape(batch, -1, t, groups, heads // groups, q.shape[3])
     k, v = (_pad(x, 1, more_keys).reshape(batch, -1, s, *x.shape[2:]) for x in (k, v))

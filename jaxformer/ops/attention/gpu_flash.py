@@ -32,7 +32,6 @@ from jaxformer.ops.attention.kernel import (
     Divided,
     Kernel,
     on_mesh,
-    pad,
     part_of_device,
     row_words,
     segments_of,
@@ -41,6 +40,7 @@ from jaxformer.ops.attention.kernel import (
 from jaxformer.ops.dropout import keep_columns
 from jaxformer.ops.manual_axes import shape_like
 from jaxformer.ops.masks import MASKED_LOGIT, AttentionMask
+from jaxformer.ops.padding import pad_to
 
 _BACKEND = "jax.experimental.pallas.triton"
 _LOG2_E = 1.4426950408889634
@@ -372,9 +372,9 @@ def _compute(
     axes = *[Divided()] * 3, Divided(heads=None), Divided(rows=1)
     attend = on_mesh(partial(_attend, plan), spec, axes)
     words = row_words(options["dropout"], spec)
-    words = None if words is None else pad(words, 3, plan.queries)
-    q, k, v = (pad(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
-    q, k, v = pad(q, 1, plan.queries), pad(k, 1, plan.keys), pad(v, 1, plan.keys)
+    words = None if words is None else pad_to(words, 3, plan.queries)
+    q, k, v = (pad_to(x, 3, _power_of_two(x.shape[3])) for x in (q, k, v))
+    q, k, v = pad_to(q, 1, plan.queries), pad_to(k, 1, plan.keys), pad_to(v, 1, plan.keys)
     out = attend(q, k, v, make_mask_arrays(plan, mask, spec), words)
     return out[:, : spec.queries, :, : spec.value_size]
 

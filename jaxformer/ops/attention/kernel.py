@@ -281,11 +281,6 @@ def row_words(dropout: DropoutMask | None, spec: AttentionSpec) -> UInt32[Array,
     return jnp.asarray(dropout.dropout_rng.row_words(dropout.name, rows))
 
 
-def pad(x: Array, axis: int, size: int) -> Array:
-    """`x` with zeros at the end of `axis` until it has `size`."""
-    return jnp.pad(x, [(0, size - x.shape[axis] if i == axis else 0) for i in range(x.ndim)])
-
-
 @dataclass(frozen=True)
 class Kernel:
     """An attention function with the reason why it cannot compute a call.

@@ -16,7 +16,6 @@ from jaxformer.ops.attention.kernel import (
     Divided,
     Kernel,
     on_mesh,
-    pad,
     part_of_device,
     row_words,
     segments_of,
@@ -25,6 +24,7 @@ from jaxformer.ops.attention.kernel import (
 from jaxformer.ops.attention.tpu_blocks import SUBLANES, Tiling, chip_memory
 from jaxformer.ops.attention.tpu_kernels import backward, forward
 from jaxformer.ops.masks import AttentionMask
+from jaxformer.ops.padding import pad_to
 from jaxformer.ops.tpu_tiles import LANES
 
 _BLOCKS = 512, 256, LANES  # of queries and of keys
@@ -102,11 +102,11 @@ def _attend_padded(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, wo
     )
     if segments is not None:
         lengths = plan.queries, plan.keys
-        segments = [pad(x, 1, n) for x, n in zip(segments, lengths, strict=True)]
+        segments = [pad_to(x, 1, n) for x, n in zip(segments, lengths, strict=True)]
     if words is not None:  # row h of 16 is the first word of head h of a group, 8 + h its second
-        words = pad(pad(words, 2, groups * plan.packed), 3, plan.queries)
+        words = pad_to(pad_to(words, 2, groups * plan.packed), 3, plan.queries)
         words = words.reshape(2, q.shape[0], groups, plan.packed, plan.queries)
-        words = jnp.moveaxis(pad(words, 3, SUBLANES), 0, 2)
+        words = jnp.moveaxis(pad_to(words, 3, SUBLANES), 0, 2)
         words = words.reshape(q.shape[0], groups, 2 * SUBLANES, plan.queries)
     out: Any = _attend(plan, *flat, segments, words)
     out = out.reshape(*out.shape[:2], -1, plan.head_dim)
@@ -115,9 +115,9 @@ def _attend_padded(plan: Tiling, q: Array, k: Array, v: Array, segments: Any, wo
 
 def _flatten(plan: Tiling, x: Array, length: int, heads: int) -> Array:
     """`x` [B, L, N, H] as [B, length, heads * head_dim], with zeros in what it lacks."""
-    x = pad(x, 3, plan.head_dim)
+    x = pad_to(x, 3, plan.head_dim)
     x = x.reshape(*x.shape[:2], -1)
-    return pad(pad(x, 1, length), 2, heads * plan.head_dim)
+    return pad_to(pad_to(x, 1, length), 2, heads * plan.head_dim)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

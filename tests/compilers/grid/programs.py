@@ -29,8 +29,7 @@ from jaxformer.config import (
     AttentionOptions,
     NormOptions,
 )
-from jaxformer.decoding import beam_more, sample_more
-from jaxformer.decoding.hypotheses import row_values
+from jaxformer.decoding import beam_more, row_values, sample_more
 from jaxformer.distributed import Strategy, make_mesh, sharded
 from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import auto_attention

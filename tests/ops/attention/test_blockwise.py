@@ -64,6 +64,12 @@ def scan_lengths(f, *inputs):
     return list(visit(jax.make_jaxpr(f)(*inputs).jaxpr))
 
 
+def test_an_explicit_row_may_be_for_all_queries(inputs, rng, assert_equal):
+    mask = AttentionMask(explicit=jnp.asarray(rng.random((B, 1, S)) < 0.6))
+    given, expected = (value_and_gradients(f, mask=mask)(*inputs) for f in (SMALL, reference))
+    assert_same(given, expected, assert_equal)
+
+
 @pytest.mark.parametrize(("offset", "window"), [(0, None), (2, None), (0, 3), (2, 5), (-6, None)])
 def test_blocks_in_which_nothing_can_be_seen_are_not_visited(offset, window, inputs):
     mask = AttentionMask(causal=True, offset=offset, window=window)

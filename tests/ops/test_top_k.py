@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxformer.decoding.hypotheses import top_k
+from jaxformer.ops.top_k import top_k
 
 
 @pytest.mark.parametrize("size, count", [(1031, 3), (1024, 4), (1409, 5), (131, 3), (7, 7)])
