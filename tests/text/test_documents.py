@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text import data
-from jaxformer.text.data import text_files
-from jaxformer.text.data import tokens as tokens_module
+from jaxformer.text.data import encoding, text_files
 from jaxformer.text.tokenizers import Tokenizer, train_bpe, train_characters
 from tests.text.examples import examples
 
@@ -183,7 +182,7 @@ def test_ids_of_blocks_are_those_of_the_whole_wherever_a_block_can_end_well(
 
 
 def test_documents_come_back_from_disk_with_their_ends(tmp_path, tokenizer, monkeypatch):
-    monkeypatch.setattr(tokens_module, "_CHARACTERS_AT_ONCE", 7)
+    monkeypatch.setattr(encoding, "_CHARACTERS_AT_ONCE", 7)
     texts = [["def f", "(x):\n"], [], ["class A:"], "    pass"]
     bare = data.encode_documents(texts, tokenizer, tmp_path / "bare", isolate_documents=False)
     expected = [[*tokenizer.encode("def f"), *tokenizer.encode("(x):\n")], []]
@@ -203,7 +202,7 @@ def test_a_vocabulary_without_special_tokens_adds_none(tmp_path):
 
 def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokenizer, monkeypatch):
     for name in ("_CHARACTERS_AT_ONCE", "_PART"):
-        monkeypatch.setattr(tokens_module, name, 1 << 15)
+        monkeypatch.setattr(encoding, name, 1 << 15)
     block = "def f(x):\n    return x\n" * 503
 
     def peak(count: int) -> int:
@@ -223,7 +222,7 @@ def test_a_document_of_many_blocks_is_encoded_in_little_memory(tmp_path, tokeniz
 def test_an_encoding_that_was_stopped_goes_on_where_it_ended(
     tmp_path, tokenizer, monkeypatch, damaged
 ):
-    monkeypatch.setattr(tokens_module, "_PART", 1_000)
+    monkeypatch.setattr(encoding, "_PART", 1_000)
     documents = [[f"document {n} " * 23, "\nends"] for n in range(17)]
     encode, seen, sizes = tokenizer.encode_batch, [], []
 

@@ -9,6 +9,7 @@ from jaxformer.text.data.batches import (
     all_rows,
     fill_rows,
 )
+from jaxformer.text.data.encoding import encode_documents, encode_pairs
 from jaxformer.text.data.id_files import JoinedIds, expand
 from jaxformer.text.data.masking import MaskedStream
 from jaxformer.text.data.mixture import Mixture
@@ -21,13 +22,8 @@ from jaxformer.text.data.text_files import (
     read_lines,
     read_pairs,
 )
-from jaxformer.text.data.tokens import (
-    Tokens,
-    encode_documents,
-    encode_pairs,
-    open_tokens,
-    write_tokens,
-)
+from jaxformer.text.data.token_files import open_tokens, write_tokens
+from jaxformer.text.data.tokens import Tokens
 
 __all__ = [
     "Batches",
