@@ -56,7 +56,7 @@ SIZES = TransformerConfig(
 
 
 def cosine_attention(sharpness: float) -> AttentionFn:
-    """Returns attention by cosine similarity times `sharpness` (Henry et al. 2020)."""
+    """Attention by cosine similarity times `sharpness` (Henry et al. 2020)."""
 
     def attend(
         q: jax.Array,
@@ -157,7 +157,7 @@ rules, by the names of axes, also divide this kernel along fsdp."""
 
 
 def models() -> dict[str, DecoderOnly]:
-    """Returns a language model without custom modules, and one with each of the three."""
+    """A language model without custom modules, and one with each of the three."""
     return {
         "standard": DecoderOnly(SIZES),
         "custom attention": DecoderOnly(SIZES, cosine_attention(8.0)),
@@ -167,7 +167,7 @@ def models() -> dict[str, DecoderOnly]:
 
 
 def repeating(seed: int, rows: int = 16, length: int = 12) -> StreamBatch:
-    """Returns rows that repeat three random tokens."""
+    """Rows that repeat three random tokens."""
     rng = np.random.default_rng(seed)
     words = rng.permuted(np.tile(np.arange(SIZES.vocab_size), (rows, 1)), axis=1)[:, :3]
     tokens = np.array([list(islice(cycle(row), length + 1)) for row in words], np.int32)

@@ -114,7 +114,7 @@ class Sequences(NamedTuple):
     @property
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the batches."""
-        return hashlib.sha256(repr((self, NUM_DIGITS)).encode()).hexdigest()
+        return hashlib.sha256(repr((EXPERIMENT, self, NUM_DIGITS)).encode()).hexdigest()
 
     def batch(self, step: int, rows: RowSelection = np.arange) -> StreamBatch:
         """The batch of `step`: B sequences of L digits are `tokens` [B, 2 L + 1].

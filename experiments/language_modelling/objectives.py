@@ -65,20 +65,29 @@ def _iterate_once(
     )
 
 
-def _masked_stream(
-    tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig, **changes: Any
+def _masked_stream(tokens: Tokens, tokenizer: Tokenizer, config: LanguageConfig) -> MaskedStream:
+    data = config.data
+    return _rows_of_masks(tokens, tokenizer, config, data.batch_size, data.next_sentence)
+
+
+def _rows_of_masks(
+    tokens: Tokens,
+    tokenizer: Tokenizer,
+    config: LanguageConfig,
+    batch_size: int,
+    next_sentence: bool,
 ) -> MaskedStream:
     data = config.data
-    settings: dict[str, Any] = {
-        "batch_size": data.batch_size,
-        "seq_len": data.seq_len,
-        "seed": config.training.seed,
-        "special": tokenizer.special,
-        "vocab_size": tokenizer.vocab_size,
-        "mask_prob": data.mask_prob,
-        "next_sentence": data.next_sentence,
-    }
-    return MaskedStream(tokens, **settings | changes)
+    return MaskedStream(
+        tokens,
+        batch_size=batch_size,
+        seq_len=data.seq_len,
+        seed=config.training.seed,
+        special=tokenizer.special,
+        vocab_size=tokenizer.vocab_size,
+        mask_prob=data.mask_prob,
+        next_sentence=next_sentence,
+    )
 
 
 def _iterate_masked_once(
@@ -89,8 +98,8 @@ def _iterate_masked_once(
     *,
     next_sentence: bool = False,
 ) -> Iterator[Any]:
-    changes = {"batch_size": _rows(config), "next_sentence": next_sentence}
-    yield from _masked_stream(tokens, tokenizer, config, **changes).once()
+    stream = _rows_of_masks(tokens, tokenizer, config, _rows(config), next_sentence)
+    yield from stream.once()
 
 
 def _rows(config: LanguageConfig) -> int:

@@ -28,7 +28,7 @@ _PROMPT = 17
 
 
 def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
-    """Returns a batch of the run's stream over documents of random ids."""
+    """A batch of the run's stream over documents of random ids."""
     rows, length, size = config.data.batch_size, config.data.seq_len, config.model.vocab_size
     ids = np.random.default_rng(0).integers(0, size, (2 * rows, length + 1), np.int32)
     tokenizer: Any = SimpleNamespace(special=SpecialTokens(0, 1, 2, 3, 4), vocab_size=size)
@@ -36,7 +36,7 @@ def batch_of(config: LanguageConfig) -> StreamBatch | MaskedBatch:
 
 
 def cost_of(config: LanguageConfig) -> Cost:
-    """Returns the tokens that a step reads, and its FLOPs."""
+    """The tokens that a step reads, and its FLOPs."""
     flops = objective_of(config).flops(config.model, batch_of(config))
     return Cost(config.data.batch_size * config.data.seq_len, flops)
 

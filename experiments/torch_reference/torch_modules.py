@@ -46,7 +46,7 @@ class Transformer(nn.Module):
         target_mask: AttentionMask,
         encoder_mask: AttentionMask,
     ) -> jax.Array:
-        """Returns [B, T, D] for `target` [B, T, D] and `source` [B, S, D]."""
+        """The output [B, T, D] for `target` [B, T, D] and `source` [B, S, D]."""
         post = self.config.norm.placement == "post"
         memory = self.encoder(source, source_mask)
         memory = self.encoder_norm(memory) if post else memory

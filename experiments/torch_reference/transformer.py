@@ -143,7 +143,7 @@ class MultiHeadAttention(nn.Module):
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor, allowed: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Returns [B, T, D] for `x` [B, T, D] (queries) and `memory` [B, S, D] (keys, values)."""
+        """The output [B, T, D] for `x` [B, T, D] (queries) and `memory` [B, S, D]."""
         query = self._heads(self.query(x))
         key, value = self._heads(self.key(memory)), self._heads(self.value(memory))
         attended, _ = self.attention(query, key, value, allowed)
@@ -234,7 +234,7 @@ class PositionalEncoding(nn.Module):
         self.dropout = nn.Dropout(config.dropout_rate)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Returns `x` [B, T, D] plus the table's rows, after dropout."""
+        """`x` [B, T, D] plus the table's rows, after dropout."""
         if x.shape[1] > len(self.table):
             raise ValueError(
                 f"a sequence of {x.shape[1]} tokens was given, but the positions end at max_len="

@@ -15,7 +15,7 @@ import numpy as np
 from jaxformer.config import TransformerConfig
 from jaxformer.nn.models import DecoderOnly, EncoderDecoder
 from jaxformer.pretrained import weight_map as maps
-from jaxformer.pretrained.torch_layers import joined, to_jax, to_torch
+from jaxformer.pretrained.torch_layers import joined_biases, joined_kernels, to_jax, to_torch
 from jaxformer.pretrained.weight_map import Entry
 
 
@@ -84,7 +84,9 @@ def _to_jax(tensors: Mapping[str, Any], config: TransformerConfig) -> dict[str, 
 def _gpt_block(scope: str, prefix: str, bias: bool) -> list[Entry]:
     attention, name = f"{scope}/attention", f"{prefix}.attention.query_key_value"
     paths = [f"{attention}/{part}" for part in ("query", "key", "value")]
-    entries = joined(paths, f"{name}.weight", f"{name}.bias" if bias else "")
+    entries = [joined_kernels(paths, f"{name}.weight")]
+    if bias:
+        entries.append(joined_biases(paths, f"{name}.bias"))
     out = maps.linear(inputs=2)
     entries += maps.dense(f"{attention}/out", f"{prefix}.attention.out", bias, kernel=out)
     for part in ("attention_norm", "feed_forward_norm"):

@@ -73,9 +73,11 @@ def open_corpus(config: DataConfig, cache: TextCache = NOTHING_KEPT) -> Corpus:
     made_from = [config.corpus, names, fields, has_validation, config.lowercase]
     record = cache.record(made_from, outline)
     validation, test = (Text(*sides) for sides in record["held_out"])
-    validation, test = read_files(config.validation) or validation, read_files(config.test) or test
-    held_out = as_trained(validation, config), as_trained(test, config)
-    return Corpus(record["fingerprint"], train, *held_out)
+    validation = read_files(config.validation) or validation
+    test = read_files(config.test) or test
+    return Corpus(
+        record["fingerprint"], train, as_trained(validation, config), as_trained(test, config)
+    )
 
 
 def _with_calls(config: DataConfig, cache: TextCache) -> DataConfig:

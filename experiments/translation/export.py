@@ -46,19 +46,29 @@ def published(options: ExportOptions) -> exporting.Published:
     config, search = loaded.config, loaded.config.search
     tokenizer = loaded.require_tokenizer()
     if tokenizer.special[: len(SPECIAL_TOKENS)] != (PAD, BOS, EOS, UNK):
-        ids = {"decoder_start_token_id": config.translation.bos}
-        ids |= {"pad_token_id": config.translation.pad, "eos_token_id": search.eos[0]}
-        layout = (loaded.model, loaded.params, tokenizer, search)
         return exporting.Published(
-            config, "translation", *layout, token_ids=ids, like=exporting.started_from(config)
+            config,
+            "translation",
+            loaded.model,
+            loaded.params,
+            tokenizer,
+            search,
+            token_ids={
+                "decoder_start_token_id": config.translation.bos,
+                "pad_token_id": config.translation.pad,
+                "eos_token_id": search.eos[0],
+            },
+            like=exporting.started_from(config),
         )
     if tokenizer is not loaded.require_target_tokenizer():
         raise ConfigError(
             "source and target have a vocabulary each, but a tokenizer.json has one: train "
             "without --model.source_vocab_size"
         )
-    layout = marian_layout(loaded.model, loaded.params, tokenizer, search)[:4]
-    return exporting.Published(config, "translation", *layout)
+    layout = marian_layout(loaded.model, loaded.params, tokenizer, search)
+    return exporting.Published(
+        config, "translation", layout.model, layout.params, layout.tokenizer, layout.search
+    )
 
 
 @distributed.joins

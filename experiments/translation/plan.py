@@ -23,7 +23,7 @@ from jaxformer.training.losses import seq2seq_loss
 
 
 def longest(config: TranslationConfig) -> Bucket:
-    """Returns the bucket of pairs as long as the model allows, on both sides."""
+    """The bucket of pairs as long as the model allows, on both sides."""
     data, length = config.data, config.model.max_len
     multiple = data.batch_size_multiple * config.training.parts
     rows = max(data.batch_tokens // length // multiple, 1) * multiple
@@ -31,7 +31,7 @@ def longest(config: TranslationConfig) -> Bucket:
 
 
 def batch_of(config: TranslationConfig) -> PairBatch:
-    """Returns zeros in the shape of `longest`."""
+    """Zeros in the shape of `longest`."""
     return _pairs(*longest(config))
 
 

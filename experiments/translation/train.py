@@ -93,9 +93,14 @@ def cost(run: training.OpenRun, batch: PairBatch) -> training.Cost:
 
 def translator(model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any) -> Loaded:
     """The model with `params`, as `jf.load` gives it."""
-    settings = run.config.search, run.config.translation
-    tokenizers = data.source_tokenizer, data.target_tokenizer
-    return Loaded(model, params, *tokenizers, settings, run.config)
+    return Loaded(
+        model,
+        params,
+        data.source_tokenizer,
+        data.target_tokenizer,
+        settings=(run.config.search, run.config.translation),
+        config=run.config,
+    )
 
 
 def evaluate(

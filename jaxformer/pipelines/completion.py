@@ -377,8 +377,10 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
         # By the width, and whether other parts come before.
         self.parts: dict[tuple[int, bool], Callable[..., Any]] = {}
         for width, later in self._kinds_of_parts(requests):
-            part = np.zeros((len(rows), width), np.int32), np.int32(0) if later else None
-            self.parts[width, later] = self.compile(read_prompts, rows, new, *part, **static)
+            tokens = np.zeros((len(rows), width), np.int32)
+            place = np.int32(0) if later else None
+            read = self.compile(read_prompts, rows, new, tokens, place, **static)
+            self.parts[width, later] = read
 
     def start(self, request: _Request) -> PartialText:
         """The continuation of `request`, which is empty."""
@@ -406,8 +408,13 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
 
     def results(self, state: SampleState) -> Any:
         """The numbers of tokens, the tokens and their log-probabilities."""
-        numbers = state.prompt_lengths, state.starts, state.lengths
-        return *numbers, state.history, state.log_probs
+        return (
+            state.prompt_lengths,
+            state.starts,
+            state.lengths,
+            state.history,
+            state.log_probs,
+        )
 
     def take(self, text: PartialText, row: Any, stopped: bool) -> _Progress:
         """Adds the new tokens to `text`."""

@@ -96,12 +96,11 @@ class Adapter:
 
     def matrices(self, family: Family) -> dict[str, _Matrices]:
         """The name of each adapted tensor in weight maps, and its two matrices."""
-        names = canonical_names(family, self._parts)
-        return {
-            name: _Matrices(parts["A"], parts["B"], self._scale(stored, parts["A"]))
-            for name, stored in names.items()
-            for parts in (self._parts[stored],)
-        }
+        matrices = {}
+        for name, stored in canonical_names(family, self._parts).items():
+            a, b = self._parts[stored]["A"], self._parts[stored]["B"]
+            matrices[name] = _Matrices(a, b, self._scale(stored, a))
+        return matrices
 
     def whole_tensors(self, family: Family) -> dict[str, str]:
         """The name in weight maps of each tensor that replaces the base's, and its own."""

@@ -91,12 +91,15 @@ def multihead_attention(state: State, *, prefix: str = "", scope: str = "") -> l
     bias, weight = f"{prefix}in_proj_bias", f"{prefix}in_proj_weight"
     bias = bias if bias in state else ""
     paths = [f"{scope}{part}" for part in ("query", "key", "value")]
-    entries = joined(paths, weight, bias)
-    if weight not in state:
-        entries[:1] = [
+    if weight in state:
+        entries = [joined_kernels(paths, weight)]
+    else:
+        entries = [
             maps.entry(f"{path}/kernel", f"{prefix}{letter}_proj_weight", maps.linear())
             for path, letter in zip(paths, "qkv", strict=True)
         ]
+    if bias:
+        entries.append(joined_biases(paths, bias))
     out = maps.linear(inputs=2)
     return entries + maps.dense(f"{scope}out", f"{prefix}out_proj", bool(bias), kernel=out)
 
@@ -114,11 +117,15 @@ def decoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[En
     return _layer(state, names, norms, prefix=prefix, scope=scope)
 
 
-def joined(paths: Sequence[str], weight: str, bias: str = "") -> list[Entry]:
-    """The entries of the projections at `paths`, which torch stores as one matrix."""
-    kernels, biases = (tuple(f"{path}/{leaf}" for path in paths) for leaf in ("kernel", "bias"))
-    entries = [Entry(kernels, (weight,), maps.conv1d(), maps.linear())]
-    return entries + ([Entry(biases, (bias,), maps.FLAT)] if bias else [])
+def joined_kernels(paths: Sequence[str], weight: str) -> Entry:
+    """The entry of the kernels of projections at `paths`, which torch stores as one `weight`."""
+    kernels = tuple(f"{path}/kernel" for path in paths)
+    return Entry(kernels, (weight,), maps.conv1d(), maps.linear())
+
+
+def joined_biases(paths: Sequence[str], bias: str) -> Entry:
+    """The entry of the biases of projections at `paths`, which torch stores as one `bias`."""
+    return Entry(tuple(f"{path}/bias" for path in paths), (bias,), maps.FLAT)
 
 
 def _layer(
@@ -126,8 +133,7 @@ def _layer(
 ) -> list[Entry]:
     entries = []
     for name, module in attentions.items():
-        names = {"prefix": f"{prefix}{module}.", "scope": f"{scope}{name}/"}
-        entries += multihead_attention(state, **names)
+        entries += multihead_attention(state, prefix=f"{prefix}{module}.", scope=f"{scope}{name}/")
     for name, module in norms.items():
         bias = f"{prefix}{module}.bias" in state
         entries += maps.norm(f"{scope}{name}_norm", f"{prefix}{module}", bias)

@@ -14,7 +14,7 @@ import pytest
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs.run_folder import Run
-from experiments.harness.training.fit import Saves
+from experiments.harness.training.saves import Saves
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.errors import CheckpointError, is_out_of_memory
 from tests.experiments.test_display import FullDisk

@@ -16,7 +16,7 @@ from experiments.harness.results.comparing import compare
 from experiments.harness.results.run_facts import RunFacts
 from experiments.harness.runs.run_folder import Run
 from experiments.harness.runs.sample_tables import read_table
-from experiments.harness.training.fit import profiled
+from experiments.harness.training.profiling import profiled
 from experiments.language_modelling import evaluate as language_evaluate
 from experiments.language_modelling import export, generate, load_run
 from experiments.language_modelling import train as language_modelling

@@ -6,7 +6,7 @@ from contextlib import closing
 
 import pytest
 
-from experiments.harness.training.fit import Prefetched
+from experiments.harness.training.prefetching import Prefetched
 from jaxformer.errors import DataError
 
 

@@ -54,7 +54,7 @@ def parse(
     experiment: str = "",
     positional: str = "",
 ) -> T:
-    """Returns the preset named by `--preset` (the first by default), changed by the options.
+    """The preset named by `--preset` (the first by default), changed by the options.
 
     `presets` holds frozen dataclasses. A nested field is set by its dotted name, as in
     `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. A part is chosen

@@ -167,7 +167,7 @@ def needed_bytes(shortage: str) -> int:
 
 
 def bytes_per_device(tree: Any) -> int:
-    """Returns the bytes of `tree` on one device; its leaves have shardings."""
+    """The bytes of `tree` on one device; its leaves have shardings."""
     return sum(
         math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize
         for leaf in jax.tree.leaves(tree)

@@ -26,7 +26,7 @@ class Accelerator(NamedTuple):
 
     @property
     def usable_memory(self) -> float:
-        """Returns the bytes that JAX may use."""
+        """The bytes that JAX may use."""
         return self.memory * self.share
 
 
@@ -117,11 +117,11 @@ class Peak(NamedTuple):
 
     @property
     def total(self) -> float | None:
-        """Returns the peak of all devices, None for an unknown kind."""
+        """The peak of all devices, None for an unknown kind."""
         return None if self.each is None else self.devices * self.each
 
     def __str__(self) -> str:
-        """Returns the formula of `mfu` in one line."""
+        """The formula of `mfu` in one line."""
         if self.each is None:
             return f"no mfu: the peak FLOP/s of {self.kind} are not known"
         return (
@@ -132,7 +132,7 @@ class Peak(NamedTuple):
 
 
 def peak_of(devices: Strategy, dtype: str) -> Peak:
-    """Returns the peak of the devices of a run's mesh."""
+    """The peak of the devices of a run's mesh."""
     kinds = {device.device_kind for device in devices.mesh.devices.flat}
     name = DEVICE_KINDS.get(next(iter(kinds))) if len(kinds) == 1 else None
     each = None if name is None else ACCELERATORS[name].peak(dtype)

@@ -1,17 +1,9 @@
 """The training loop of every experiment: steps, evaluations, checkpoints, early stopping."""
 
-import itertools
-import time
-import warnings
-from collections import deque
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
-from pathlib import Path
 from typing import Any
-
-import jax
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
@@ -22,8 +14,11 @@ from experiments.harness.training.chips import peak_of
 from experiments.harness.training.early_stopping import EarlyStopping
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.parameters import describe_size, evaluated_params, result_tree
+from experiments.harness.training.prefetching import Prefetched
+from experiments.harness.training.profiling import profiled
 from experiments.harness.training.progress import Progress
 from experiments.harness.training.samples import sample_lines
+from experiments.harness.training.saves import Saves
 from experiments.harness.training.task import Cost, EvaluationResult, Task
 from jaxformer import storage
 from jaxformer.checkpoint import Checkpoints
@@ -33,8 +28,6 @@ from jaxformer.pretrained.run_weights import weights_of
 from jaxformer.training.train_step import TrainState
 
 Step = Callable[[TrainState, Any], tuple[TrainState, Mapping[str, Any]]]
-
-PATIENCE = 3  # saves in a row that may not fail
 
 
 def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
@@ -49,8 +42,9 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
     computes, logs and saves what one that was never stopped does. Raises `Diverged` after too many
     steps in a row without a finite loss, `CheckpointError` for checkpoints of other batches.
     """
-    config, log, checkpoints, cost = run.config, run.log, run.checkpoints, task.cost
-    training, total = config.training, config.optimizer.total_steps
+    config, log, checkpoints = run.config, run.log, run.checkpoints
+    training = config.training
+    total = config.optimizer.total_steps
     parts = training.parts_on(run.devices)
     origin = {"data": task.batches.fingerprint, **task.origin}
     state, stopping = _restored(state, checkpoints, origin, run.watched.name)
@@ -64,12 +58,13 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         due_now = task.evaluate is not None and due(number, training.evaluate_every)
         return due_now and stopping.step != number
 
-    if number < total and not stopping.should_stop(training.patience):
-        weights = weights_of(run.folder).path
-        if distributed.is_first() and weights.exists():
-            storage.remove(weights)  # it may name steps that go now
+    def goes_on() -> bool:
+        """Whether there is a step to do."""
+        return number < total and not stopping.should_stop(training.patience)
+
     log.resume(number, without=run.watched.name if evaluates() else None)
-    if number < total and not stopping.should_stop(training.patience):
+    if goes_on():
+        _remove_result(run)
         log.call("begin", number + 1)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
     if config.profile and distributed.is_first():
@@ -126,11 +121,11 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         loader = stack.enter_context(
             closing(Prefetched(batch_of, number, total, training.prefetch))
         )
-        while number < total and not stopping.should_stop(training.patience):
+        while goes_on():
             batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
-            size = Cost(0, 0) if cost is None else cost(run, batch)
+            size = Cost(0, 0) if task.cost is None else task.cost(run, batch)
             progress.add(number, metrics, *size, loader.waited)
             if run.contact.facts() != known:
                 known = run.contact.facts()
@@ -156,6 +151,13 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
         if stop:
             display.say(f"saved step {number} in {run.folder}: the same command goes on")
     return state
+
+
+def _remove_result(run: OpenRun) -> None:
+    """Removes the record of the final weights, whose steps may be removed from now on."""
+    weights = weights_of(run.folder).path
+    if distributed.is_first() and weights.exists():
+        storage.remove(weights)
 
 
 def may_run_ahead(devices: Strategy) -> bool:
@@ -210,103 +212,6 @@ def _restored(
             f"{watched}: give the validation text that the run began with, or another --name"
         )
     return state, stopping
-
-
-class Saves:
-    """Saves to `checkpoints`. A failure is a warning, until the third in a row or the last save."""
-
-    def __init__(self, checkpoints: Checkpoints):
-        self._checkpoints = checkpoints
-        self._failures: list[OSError] = []
-
-    def save(self, *args: Any, **named: Any) -> None:
-        """Calls `Checkpoints.save`."""
-        self._surviving(self._settle)
-        self._surviving(partial(self._checkpoints.save, *args, **named))
-
-    def annotate(self, *args: Any) -> None:
-        """Calls `Checkpoints.annotate`."""
-        self._surviving(self._settle)
-        self._surviving(partial(self._checkpoints.annotate, *args))
-
-    def end(self) -> None:
-        """Returns when all is saved; raises the error of the last save if that has failed."""
-        self._settle()
-        if self._failures:
-            raise self._failures[-1]
-
-    def _settle(self) -> None:
-        if self._checkpoints.wait():
-            self._failures.clear()
-
-    def _surviving(self, write: Callable[[], None]) -> None:
-        try:
-            write()
-        except OSError as error:
-            self._failures.append(error)
-            left = PATIENCE - len(self._failures)
-            if left <= 0:
-                raise
-            reason = f"{error.filename}: {error.strerror}" if error.filename else error
-            more = f"the next save tries again, and {left} more failures end the run"
-            warnings.warn(f"{reason}; {more}", stacklevel=4)
-
-
-class Prefetched:
-    """`make(start)`, `make(start + 1)`, .. to `make(stop - 1)`, at most `depth` of them ahead.
-
-    A thread makes them, so that reading and copying to a device happen while steps are computed.
-    With `depth` 0 each is made when it is asked for. `waited` is the time in seconds that the last
-    `get` took.
-    """
-
-    def __init__(self, make: Callable[[int], Any], start: int, stop: int, depth: int):
-        self._make, self._depth = make, depth
-        self._numbers = iter(range(start, stop))
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="prefetch")
-        self._waiting: deque[Future] = deque()
-        self.waited = 0.0
-        self._fill()
-
-    def get(self) -> Any:
-        """The next batch; raises here what making it raised in the thread."""
-        since = time.perf_counter()
-        if self._depth:
-            batch = self._waiting.popleft().result()
-            self._fill()
-        else:
-            batch = self._make(next(self._numbers))
-        self.waited = time.perf_counter() - since
-        return batch
-
-    def close(self) -> None:
-        """Ends the thread when it has made the batch that it is at, and drops the others."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-
-    def _fill(self) -> None:
-        for number in itertools.islice(self._numbers, self._depth - len(self._waiting)):
-            self._waiting.append(self._pool.submit(self._make, number))
-
-
-def profiled(step: Step, folder: Path, *, first: int = 20, steps: int = 5) -> Step:
-    """`step`, which also writes a trace of calls `first` to `first + steps - 1` to `folder`.
-
-    TensorBoard's profile plugin and Perfetto read it. The first calls compile and are not traced.
-    """
-    calls, stack = itertools.count(), ExitStack()
-
-    def traced(*args: Any) -> Any:
-        call = next(calls)
-        if call == first:
-            jax.profiler.start_trace(stack.enter_context(storage.written_here(folder)))
-        result = step(*args)
-        if call == first + steps - 1:
-            jax.block_until_ready(result)
-            jax.profiler.stop_trace()
-            stack.close()
-        return result
-
-    return traced
 
 
 def due(step: int, interval: int) -> bool:

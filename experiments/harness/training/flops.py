@@ -19,7 +19,7 @@ from jaxformer.config import TransformerConfig
 
 
 def rows_and_length(leaf: jax.Array | np.ndarray) -> tuple[int, int]:
-    """Returns B and T of a leaf [..., T] of a sharded batch, where B may be several axes."""
+    """B and T of a leaf [..., T] of a sharded batch, where B may be several axes."""
     return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
 
@@ -61,12 +61,13 @@ def seq2seq_flops(config: TransformerConfig, rows: int, source: int, target: int
 def seq2seq_cost(config: TransformerConfig, batch: Any) -> Cost:
     """The cost of a step on a placed `PairBatch`."""
     positions = batch.target.size - batch.example_ids.size
-    sizes = *rows_and_length(batch.source), batch.target.shape[-1] - 1
-    return Cost(positions, seq2seq_flops(config, *sizes))
+    rows, source_length = rows_and_length(batch.source)
+    target_length = batch.target.shape[-1] - 1
+    return Cost(positions, seq2seq_flops(config, rows, source_length, target_length))
 
 
 def _triangle(length: int) -> int:
-    """Returns the number of (query, key) pairs where the key is not after the query."""
+    """The number of (query, key) pairs where the key is not after the query."""
     return length * (length + 1) // 2
 
 

@@ -34,9 +34,11 @@ def batch_sums(
     which each device computes its part. A program is compiled once for each shape of batch, also
     when this function is called again.
     """
-    config, devices = loaded.config, strategy_of(loaded.params)
-    gathered = config.training.gather_at, config.model.dtype
-    evaluate = _evaluation(devices, make_loss, loaded.model, *gathered, **options)
+    config = loaded.config
+    devices = strategy_of(loaded.params)
+    evaluate = _evaluation(
+        devices, make_loss, loaded.model, config.training.gather_at, config.model.dtype, **options
+    )
     for batch in batches:
         metrics = evaluate(loaded.params, devices.divide(batch))
         yield {name: float(value) for name, value in metrics.items()}

@@ -37,39 +37,36 @@ def first_state(run: OpenRun, task: Task, init: Callable[[], TrainState]) -> Tra
     own goes on from that, so of its state only the shapes are given. Raises `ConfigError` for
     parameters of other shapes, and as `_continued` does.
     """
-    config, devices = run.config, run.devices
-    source = config.continue_from or config.init_from
+    config = run.config
     if run.checkpoints.steps():
-        return _abstract(devices, init)
-    if not source:
-        with display.phase("creating the model"):
-            return devices.init(init)
+        return _abstract(run.devices, init)
     if config.continue_from:
-        with display.phase(f"reading {source}"):
+        with display.phase(f"reading {config.continue_from}"):
             rates = jax.jit(_learning_rates)(Partial(init))
-            abstract = _abstract(devices, init)
+            abstract = _abstract(run.devices, init)
             state, steps = _continued(config, abstract, rates, task.batches.fingerprint)
-    else:
-        with display.phase(f"reading {source}"):
+        _record_parent(run, "continue_from", config.continue_from, steps)
+        return state
+    if config.init_from:
+        with display.phase(f"reading {config.init_from}"):
             start = _read_start(run, task)
         with display.phase("creating the model"):
-            state = devices.init(Partial(_with_start, Partial(init)), start)
-        steps = start.steps
-        first = flatten(without_adapters(state.params))
-        names = [path for path in first if path not in start.params]
-        if start.params and names:
-            display.say(f"not in {source}, so they start anew: {', '.join(names)}")
-        unused = sorted(start.params.keys() - first.keys())
-        if unused:
-            display.say(f"not in this model, so they are left out: {', '.join(unused)}")
+            state = run.devices.init(Partial(_with_start, Partial(init)), start)
+        _say_differences(start, state.params)
+        _record_parent(run, "init_from", config.init_from, start.steps)
+        return state
+    with display.phase("creating the model"):
+        return run.devices.init(init)
+
+
+def _record_parent(run: OpenRun, option: str, source: str, steps: tuple[int, ...]) -> None:
+    """Writes what `run` has taken from `source`, which `option` names, and says its `steps`."""
     if steps:
         display.say(f"step {', '.join(map(str, steps))} of {source}")
     if distributed.is_first():
-        parent = parent_of(config)
+        parent = parent_of(run.config)
         folder = source if parent is None else str(parent.folder)
-        option = "continue_from" if config.continue_from else "init_from"
         parent_record(run.folder).write({"how": option, "run": folder, "steps": steps})
-    return state
 
 
 def _abstract(devices: Strategy, init: Callable[[], TrainState]) -> TrainState:
@@ -102,6 +99,17 @@ class _Start:
     """The steps of a run that they come from."""
     may_differ: bool
     """Whether the run's model has other parameters too, and lacks some of these."""
+
+
+def _say_differences(start: _Start, params: Any) -> None:
+    """Says which of the first `params` of a run `start` lacks, and what of it they leave out."""
+    first = flatten(without_adapters(params))
+    new = [path for path in first if path not in start.params]
+    if start.params and new:
+        display.say(f"not in {start.source}, so they start anew: {', '.join(new)}")
+    unused = sorted(start.params.keys() - first.keys())
+    if unused:
+        display.say(f"not in this model, so they are left out: {', '.join(unused)}")
 
 
 def _read_start(run: OpenRun, task: Task) -> _Start:

@@ -23,9 +23,8 @@ VALUES = {
 }
 """The argument of `train` -> the field that names its value."""
 
-
 _BUILT_IN = ("attention_fn", "schedule", "optimizer")
-"""Those that may also be a name of the library's."""
+"""Arguments whose field may also have a name of the library's."""
 
 
 def with_values(config: C, **values: Any) -> C:

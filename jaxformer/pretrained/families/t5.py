@@ -33,8 +33,13 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
     if spec.kind == "encoder_decoder":
         entries += _stack(config, "decoder", config.num_decoder_layers)
         factor = config.d_model**-0.5 if tied and _is_scaled(hf) else 1.0
-        last = "decoder/final_norm/scale", "decoder.final_layer_norm.weight"
-        entries += [maps.entry(*last, maps.scaled(SAME, factor))]
+        entries += [
+            maps.entry(
+                "decoder/final_norm/scale",
+                "decoder.final_layer_norm.weight",
+                maps.scaled(SAME, factor),
+            )
+        ]
         if not tied:
             entries += [maps.entry("output/kernel", _OUTPUT, maps.linear())]
     return [*entries, *maps.norm("encoder/final_norm", "encoder.final_layer_norm", bias=False)]
@@ -59,8 +64,9 @@ def _stack(config: TransformerConfig, stack: str, layers: int) -> list[Entry]:
         path, hf = f"{stack}/blocks_{i}", f"{stack}.block.{i}.layer"
         entries += maps.layers(path, hf, names, False)
         for j, (part, name) in enumerate(parts.items()):
-            query = f"{path}/{part}/query", f"{hf}.{j}.{name}.q"
-            entries += maps.dense(*query, False, kernel=queries)
+            entries += maps.dense(
+                f"{path}/{part}/query", f"{hf}.{j}.{name}.q", False, kernel=queries
+            )
     return entries
 
 

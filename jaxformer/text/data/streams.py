@@ -68,8 +68,14 @@ class Stream:
     def fingerprint(self) -> str:
         """SHA-256 (hex) of all that decides the batches: ids, documents, shape and seed."""
         cut = self._windows
-        values = (self.tokens.fingerprint, cut.batch_size, cut.length, cut.seed)
-        return hashlib.sha256(repr((*values, self._isolate_documents)).encode()).hexdigest()
+        values = (
+            self.tokens.fingerprint,
+            cut.batch_size,
+            cut.length,
+            cut.seed,
+            self._isolate_documents,
+        )
+        return hashlib.sha256(repr(values).encode()).hexdigest()
 
     def batch(self, step: int, rows: RowSelection = all_rows) -> StreamBatch:
         """The batch of `step` (0, 1, ..); it does not depend on which batches were made before.

@@ -68,8 +68,8 @@ def write_parts(
         digest.update(borders)
         file.write(borders + digest.digest())
         file.seek(0)
-        sizes = dtype.itemsize, len(offsets) - 1, total, vocab_size
-        file.write(_HEADER.pack(_MAGIC, _VERSION, *sizes))
+        header = _HEADER.pack(_MAGIC, _VERSION, dtype.itemsize, len(offsets) - 1, total, vocab_size)
+        file.write(header)
     return open_tokens(path)
 
 
