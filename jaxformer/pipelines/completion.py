@@ -369,8 +369,11 @@ class _PromptDecoder(RowDecoder[_Request, PartialText, _Progress]):
             "logits_processors": call.logits_processors,
             "cache_length": self.room,
         }
-        begin = partial(begin_rows, call.model, **static)
-        super().__init__(call.model, call.params, count, BATCH_SIZE, begin, sample_more)
+
+        def shape_of(params: Any, rows: int) -> SampleState:
+            return begin_rows.eval_shape(call.model, params, rows, **static)
+
+        super().__init__(call.model, call.params, count, BATCH_SIZE, shape_of, sample_more)
         self.reads_padding: bool = getattr(self.state.cache, "can_truncate", True)
         rows = np.zeros(self.entering, np.int32)
         new, _ = self._new_texts([call.start(requests[0])])

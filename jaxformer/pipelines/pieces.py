@@ -15,14 +15,13 @@ _NO_MESH = Mesh(np.empty((), object), ())
 
 
 def compile_piece(
-    model: Any, params: Any, jitted: Any, *arrays: Any, **static: Any
+    devices: Strategy, model: Any, params: Any, jitted: Any, *arrays: Any, **static: Any
 ) -> Callable[..., Any]:
-    """`jitted(model, params, *arrays, **static)` as a function of `arrays`.
+    """`jitted(model, params, *arrays, **static)` as a function of `arrays`, on `devices`.
 
-    For one device it is compiled here, under the caller's settings of JAX, which threads do not
-    share; a mesh that the caller has set is left out.
+    These have `params`. For one device it is compiled here, under the caller's settings of JAX,
+    which threads do not share; a mesh that the caller has set is left out.
     """
-    devices = strategy_of(params)
     if devices.mesh.size > 1 or jax.config.jax_disable_jit:  # type: ignore[attr-defined]
 
         def run(*arrays: Any) -> Any:
@@ -75,5 +74,5 @@ def run_divided(params: Any, jitted: Any, model: nn.Module, *arrays: Any, **stat
     """
     devices = strategy_of(params)
     divided = devices.divide(arrays, axes=("data",))
-    run = compile_piece(model, params, jitted, *divided, **static)
+    run = compile_piece(devices, model, params, jitted, *divided, **static)
     return devices.gather(run(*divided))

@@ -84,8 +84,8 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
 
     A subclass implements `start`, `enter`, `results` and `take`.
 
-    `begin(params=params, rows=rows)` makes a state before its first texts enter, `more` is
-    `sample_more` or `beam_more`. The rows are for `count` texts, at most `most`.
+    `shape_of(params, rows)` is the shape of the state, `more` is `sample_more` or `beam_more`. The
+    rows are for `count` texts, at most `most`.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
         params: Any,
         count: int,
         most: int,
-        begin: Callable[..., Any],
+        shape_of: Callable[[Any, int], Any],
         more: Callable[..., Any],
     ) -> None:
         self.model, self.params, self.devices = model, params, strategy_of(params)
@@ -102,14 +102,17 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
         self.rows: int = num_rows(count, most, parts)
         # Of texts that enter together each part reads as many.
         self.entering: int = max(1, self.rows // 8 // parts) * parts
-        begin_rows = partial(begin, rows=self.rows)
-        self.state: Any = empty_state(self.devices, self.rows, begin_rows, params)
+        with only_on(self.devices):
+            shapes = shape_of(params, self.rows)
+        self.state: Any = empty_state(self.devices, self.rows, shapes)
         stop, n, ended = np.ones(self.rows, bool), np.int32(0), np.int32(0)
         self._more = self.compile(search_more, stop, n, ended, more=more)
 
     def compile(self, jitted: Any, *arrays: Any, **static: Any) -> Callable[..., Any]:
         """The piece `jitted` as a function of the state and `arrays`."""
-        return compile_piece(self.model, self.params, jitted, self.state, *arrays, **static)
+        return compile_piece(
+            self.devices, self.model, self.params, jitted, self.state, *arrays, **static
+        )
 
     def start(self, request: _Request) -> _Text:
         """The text of a `request` before its first token."""
@@ -246,6 +249,11 @@ def state_shapes(devices: Strategy, rows: int, begin: Callable[..., Any], params
     """The state that `begin(params=params)` returns, as `jax.ShapeDtypeStruct` with shardings."""
     with only_on(devices):
         shapes = jax.eval_shape(lambda params: begin(params=params), params)
+    return _with_shardings(devices, rows, shapes)
+
+
+def _with_shardings(devices: Strategy, rows: int, shapes: Any) -> Any:
+    """The `shapes` of a state with its shardings, where there are several devices."""
     if devices.mesh.size == 1:
         return shapes
     return jax.tree.map(
@@ -255,9 +263,9 @@ def state_shapes(devices: Strategy, rows: int, begin: Callable[..., Any], params
     )
 
 
-def empty_state(devices: Strategy, rows: int, begin: Callable[..., Any], params: Any) -> Any:
-    """The state that `begin(params=params)` returns with zeros, of rows that have stopped."""
-    shapes = state_shapes(devices, rows, begin, params)
+def empty_state(devices: Strategy, rows: int, shapes: Any) -> Any:
+    """A state of these `shapes` on `devices`: zeros, in rows that have stopped."""
+    shapes = _with_shardings(devices, rows, shapes)
 
     def filled(numbers: Any) -> Any:
         state = jax.tree.map(lambda leaf: numbers.zeros(leaf.shape, leaf.dtype), shapes)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple, overload
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Int
 
@@ -368,13 +367,13 @@ class _SentenceDecoder(RowDecoder[_Request, _Sentence, list[Translation]]):
             "logits_processors": logits_processors,
         }
 
-        def begin(params: Any, rows: int) -> BeamState:
-            source, limits = jnp.zeros((rows, source_size), jnp.int32), jnp.zeros(rows, jnp.int32)
-            return begin_sentences(
+        def shape_of(params: Any, rows: int) -> BeamState:
+            source, limits = np.zeros((rows, source_size), np.int32), np.zeros(rows, np.int32)
+            return begin_sentences.eval_shape(
                 model, params, source, limits, row_values(search, rows), **static
             )
 
-        super().__init__(model, params, count, options.batch_size, begin, beam_more)
+        super().__init__(model, params, count, options.batch_size, shape_of, beam_more)
         rows = np.zeros(self.entering, np.int32)
         self._enter = self.compile(enter_sentences, rows, *self._inputs([]), **static)
 
