@@ -24,7 +24,7 @@ from experiments import registry
 from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from experiments.harness.results import comparing, tables
-from experiments.harness.results.groups import SWEEP, settings_of, shared_settings
+from experiments.harness.results.groups import FAILED, SWEEP, settings_of, shared_settings
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
@@ -244,7 +244,7 @@ def result_of(experiment: ModuleType, run: Any) -> TrainResult | None:
 
 def _failure_of(run: Any) -> Record:
     """The record of why the cell `run` failed, if it has."""
-    return Record(storage.to_path(run.runs) / "failed" / f"{run.name}.json")
+    return Record(storage.to_path(run.runs) / FAILED / f"{run.name}.json")
 
 
 def main(args: Sequence[str]) -> None:
@@ -270,7 +270,7 @@ def main(args: Sequence[str]) -> None:
         missing = _print_results(experiment, runs)
     failed = {run.name: why for run in runs if (why := _failure_of(run).read())}
     for cell, why in failed.items():
-        path = f"{runs[0].runs}/failed/{cell}.json"
+        path = f"{runs[0].runs}/{FAILED}/{cell}.json"
         print(f"error: {cell} failed: {why['error']} (traceback: {path})", file=sys.stderr)
     if failed:
         raise SystemExit(next(iter(failed.values()))["exit_code"])

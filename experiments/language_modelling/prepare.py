@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, downloads, run_folder
-from experiments.harness.runs.shares import shares_of
+from experiments.harness.runs.shares import share_of, shares_of
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
@@ -253,6 +253,10 @@ def describe(prepared: Prepared, config: LanguageConfig) -> str:
             lines.append(f"{name}: {description}")
     size, steps = prepared.tokenizer.vocab_size, prepared.batches.steps_per_epoch
     lines.append(f"vocabulary {size:,}, {steps:,} batches an epoch")
+    trained = [share_of(name)[0] for name in config.data.train]
+    held_out = {"validation": config.data.validation, "test": config.data.test}
+    for name, files in held_out.items():
+        lines += [f"{name}: {file} is trained on, too" for file in files if file in trained]
     if isinstance(prepared.batches, Mixture):
         total = config.optimizer.total_steps
         lines += describe_passes(prepared, prepared.batches, total)

@@ -127,6 +127,11 @@ def rouge(evaluation: metric_inputs.MetricInputs) -> dict[str, float]:
 
 def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
     text = read_files(Files(options.source, options.target))
+    if text is not None and not any(a.strip() and b.strip() for a, b in zip(*text, strict=True)):
+        raise DataError(
+            f"{options.source} and {options.target} have no line with a text on both sides: there "
+            "is nothing to score"
+        )
     if loaded.config is None:
         if text is None:
             raise ConfigError(

@@ -73,13 +73,14 @@ def main(options: TranslateOptions) -> None:
                 folder = stack.enter_context(storage.written_here(folder))
             target = stack.enter_context((folder / path.name).open("wb"))
         for chunk in read_chunks(source, options.lines_at_once, name):
-            lines, numbers = prepare_sources(loaded, chunk.lines)
-            too_long += [chunk.first - 1 + number for number in numbers]
-            with display.waiting(f"translating {len(lines):,} lines"):
-                translations = translate_with_details(loaded, lines)
-            for number, hypotheses in enumerate(translations, start=chunk.first):
-                target.write(_format(number, hypotheses, options).encode())
-            target.flush()
+            if chunk.lines:
+                lines, numbers = prepare_sources(loaded, chunk.lines)
+                too_long += [chunk.first - 1 + number for number in numbers]
+                with display.waiting(f"translating {len(lines):,} lines"):
+                    translations = translate_with_details(loaded, lines)
+                for number, hypotheses in enumerate(translations, start=chunk.first):
+                    target.write(_format(number, hypotheses, options).encode())
+                target.flush()
             if chunk.problem:
                 problems.append(chunk.problem)
     if too_long:

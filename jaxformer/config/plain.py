@@ -9,11 +9,12 @@ package.module:name.
 
 import contextlib
 import dataclasses
+import difflib
 import json
 import re
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
@@ -146,7 +147,10 @@ def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
         raise ConfigError(f"{where} is {json.dumps(value)}, but must hold {shown(kind)}")
     prefix = f"{where}." if where else ""
     names = {field.name for field in dataclasses.fields(kind) if field.init}
-    wrong = [f"{prefix}{name} is unknown" for name in sorted(value.keys() - names)]
+    wrong = [
+        f"{prefix}{name} is unknown{_did_you_mean(name, names)}"
+        for name in sorted(value.keys() - names)
+    ]
     absent = names - value.keys() - _defaulted(kind)
     wrong += [f"{prefix}{name} is missing" for name in sorted(absent)]
     if wrong:
@@ -155,6 +159,12 @@ def _build_dataclass(kind: Any, value: Any, where: str) -> Any:
     return kind(
         **{name: from_plain(hints[name], item, prefix + name) for name, item in value.items()}
     )
+
+
+def _did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The known name that is most like `name`, as a question; "" where none is."""
+    near = difflib.get_close_matches(name, sorted(known), n=1)
+    return f", did you mean {near[0]}?" if near else ""
 
 
 def _choose(options: tuple, value: Any, where: str) -> Any:

@@ -226,7 +226,7 @@ REFUSALS = [
     ("--config absent.json", "absent.json cannot be read: No such file or directory"),
 ]
 FILES = [
-    ("a.toml", "[model]\nd_modle = 3\n", "a.toml: model.d_modle is unknown (for Model)"),
+    ("a.toml", "[model]\nd_modle = 3\n", "a.toml: model.d_modle is unknown, did you mean d_model?"),
     ("a.json", '{"steps": "many"}', 'a.json: steps is "many", but must be int'),
     ("a.json", '{"steps": true}', "steps is true, but must be int"),
     ("a.json", '{"betas": [0.9]}', "betas is [0.9], but must be float float"),

@@ -1,8 +1,15 @@
 """The screen while a command works: phases, lines, bars."""
 
+import contextlib
+import fcntl
 import io
+import os
+import pty
 import re
+import struct
+import subprocess
 import sys
+import termios
 import time
 
 import pytest
@@ -102,6 +109,41 @@ def test_a_terminal_without_rich_gets_lines(monkeypatch):
     with display.opened(stream), display.phase("compiling") as phase:
         phase.show(["step 5"], 5, 97)
     assert stream.getvalue() == "compiling: 0.0 s\n"
+
+
+SCREEN = """
+import time
+from experiments.harness.cli import display, help_text
+
+with display.opened() as screen, display.phase("training") as phase:
+    phase.show(["step 99,990/100,000", "loss 10.1234", "x" * 40], 99_990, 100_000)
+    time.sleep(0.7)
+    print("columns", screen.width, help_text._width())
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("columns", "said"), [(0, "columns 79 80"), (61, "columns 60 61")])
+def test_a_terminal_without_a_size_is_one_of_80_columns(columns, said):
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 0, columns, 0, 0))
+    sizes = ("COLUMNS", "LINES")
+    environment = {name: value for name, value in os.environ.items() if name not in sizes}
+    call = [sys.executable, "-c", SCREEN]
+    with subprocess.Popen(
+        call, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+    ) as done:
+        os.close(theirs)
+        shown = b""
+        with contextlib.suppress(OSError):  # the other side is closed
+            while piece := os.read(ours, 4096):
+                shown += piece
+        os.close(ours)
+    plain = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "\n", shown.decode()).replace("\r", "\n")
+    lines = [line for line in plain.split("\n") if line]
+    assert done.returncode == 0 and said in lines
+    assert max(map(len, lines)) <= (columns or 80) and "Traceback" not in plain
+    assert any("step 99,990/100,000" in line for line in lines)
 
 
 def test_no_color_is_respected(monkeypatch):

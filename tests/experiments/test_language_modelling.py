@@ -312,6 +312,13 @@ def test_preparing_again_with_other_settings_or_text_replaces_what_was_prepared(
     assert "train: 1 documents" in second and prepared("alone", other) == second
 
 
+def test_a_text_to_test_on_that_is_trained_on_is_named(fresh, tmp_path):
+    name = fresh.data.train[0]
+    config = changed(fresh, data__test=(name,))
+    said = prepare.describe(prepare.prepare(config, tmp_path / "run"), config)
+    assert f"test: {name} is trained on, too" in said and "validation: " + name not in said
+
+
 def test_many_passes_over_a_text_without_dropout_are_named_with_what_to_do(fresh, tmp_path):
     def said(**changes):
         config = changed(fresh, optimizer__total_steps=900, **changes)

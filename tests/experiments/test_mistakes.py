@@ -32,6 +32,12 @@ MISTAKES = {
         ("--init_from absent", 2, "absent is not a folder: give one with a"),
         ("--data.seq_len 19 --init_from {tiny}", 66, "no complete checkpoint: train first"),
         ("--continue_from {tiny}", 2, "is not the folder of a trained run"),
+        ("--resume {translation}", 2, "is not a run of language_modelling"),
+        ("--config optimiser.json", 2, "optimiser is unknown, did you mean optimizer?"),
+        ("--data.train utf16.txt", 65, "as in UTF-16: convert the file"),
+        ("--data.train body.jsonl", 65, "there is no field 'text', but body"),
+        ("--data.train .", 65, ". is no regular file"),
+        ("--data.train --name a", 2, "--data.train takes values, but none was given"),
         ("--preset bert_tiny --init_from {causal}", 2, "the objective 'causal'"),
         ("--training.early_stopping_metric validation_chrf", 2, "give one of validation_loss"),
         ("--training.loss_chunk -1", 2, "loss_chunk=-1, but it must be at least 0"),
@@ -56,6 +62,12 @@ MISTAKES = {
         ("--preset pairs", 2, "_masked is not a folder: give one with a config.json"),
         ("--preset chat --init_from {causal}", 2, "give --data.train FILE"),
         ("--init_from=", 2, "a fine-tuning starts from a model: give --init_from"),
+        ("--data.seq_len 19 --init_from {causal} --data.train swapped.tsv", 65, "label of its own"),
+        (
+            "--data.seq_len 19 --init_from {causal} --data.train labels.tsv",
+            2,
+            "give --task.num_examples from 2 to 36, or 0",
+        ),
     ],
     "language_modelling.generate": [
         ("--run absent", 2, "absent is not a folder: give one with a conf"),
@@ -63,6 +75,7 @@ MISTAKES = {
         ("--run {translation}", 2, "by another command or version"),
         ("--run {causal} --text a --input b", 2, "--text or --input, not"),
         ("--run {causal} --input .", 65, "cannot read the file"),
+        ("--run {causal} --text", 2, "--text takes values, but none was given"),
     ],
     "language_modelling.evaluate": [
         ("--run {causal} --part tset", 2, "test|validation|train"),
@@ -75,12 +88,14 @@ MISTAKES = {
         ("--run .", 2, ". is not the folder of a run: it has no config.json"),
         ("--run {causal}", 2, "by another command or version"),
         ("--run {translation} --input absent.txt", 65, "absent.txt: cannot read"),
+        ("--run {translation} --input bytes.txt", 65, "bytes.txt:1: byte 1 of the line (0xff)"),
         ("--run absent", 2, "absent is not a folder: give one with a config.json"),
     ],
     "translation.evaluate": [
         ("--run {translation} --source a.txt", 2, "parallel text needs both files"),
         ("--run {translation} --step 4", 66, "no checkpoint of step 4: it keeps 3"),
         ("--run {translation} --beam_size -1", 2, "beam_size=-1"),
+        ("--run {translation} --source blank.txt --target blank.txt", 65, "nothing to score"),
     ],
     "runs": [
         ("list .", 65, "there is no run in .: train first"),
@@ -114,6 +129,12 @@ def places(causal_run, translation_run, tmp_path_factory):
     here = tmp_path_factory.mktemp("mistakes")
     assert call(prepare, language_config(here, name="tiny")).code == 0
     texts = {"empty.txt": b"", "latin.txt": b"sun\nK\xe4se\n", "short.txt": b"sun moon\n"}
+    numbered = [(b"ab"[i % 2 : i % 2 + 1], b"sun moon %d" % i) for i in range(40)]
+    texts |= {"labels.tsv": b"".join(b"%s\t%s\n" % each for each in numbered)}
+    texts |= {"swapped.tsv": b"".join(b"%s\t%s\n" % each[::-1] for each in numbered)}
+    texts |= {"blank.txt": b"\n \n"}
+    texts |= {"bytes.txt": b"\xff\nsun\n", "utf16.txt": ("sun moon\n" * 9).encode("utf-16")}
+    texts |= {"body.jsonl": b'{"body": "sun"}\n', "optimiser.json": b'{"optimiser": {}}'}
     for name, text in (texts | {"pairs.tsv": b"sun\tmoon\n" * 9}).items():
         (here / name).write_bytes(text)
     tiny, begun = here / "runs" / "language_modelling" / "tiny", here / "begun"

@@ -18,6 +18,7 @@ from experiments.harness.results import pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
+from experiments.harness.results.run_facts import facts_of_sweep
 from experiments.harness.runs import rounding
 from experiments.language_modelling.page import attend
 from jaxformer.checkpoint.lock import lock
@@ -219,6 +220,32 @@ def test_a_group_of_runs_has_one_colour_on_the_whole_page_and_the_best_stands_fi
     assert {(f"--c{'789'.index(name[-1])}", name) for _, name in marks} == set(marks)
     assert "model.width" in page.charts["model.width"], "the score against the varied value"
     assert len(page.table("run")) == 6 and page.said.count("python -m x --seed") == 2
+
+
+def test_a_cell_that_failed_is_on_the_page_in_the_list_and_in_the_comparison(sweep):
+    """Also one whose settings were refused, which has no folder, and one without a step."""
+    begun = sweep / "w10-0"
+    begun.mkdir()
+    (begun / "config.json").write_text(json.dumps({"name": "w10-0", "model": {"width": 10}}))
+    (begun / "env.json").write_text(json.dumps({"failed": "the disk is full"}))
+    assert "w10-0: failed at step 0: the disk is full" in Page(runs_page([sweep])).said
+    cells = {f"w{width}-{seed}": {} for width in (7, 8, 9, 10) for seed in (0, 1)}
+    (sweep / "sweep.json").write_text(json.dumps({"cells": cells}))
+    (sweep / "failed").mkdir()
+    for name, error in (("w10-0", "the disk is full"), ("w10-1", "head_dim is odd")):
+        (sweep / "failed" / f"{name}.json").write_text(json.dumps({"error": error}))
+    said = Page(runs_page([sweep])).said
+    for cell in ("w10-0: failed: the disk is full", "w10-1: failed: head_dim is odd"):
+        assert said.count(cell) == 1
+    assert facts_of_sweep(sweep)["state"] == "6 of 8 cells done, 2 failed"
+    assert any("w10-1 failed: head_dim is odd" in line for line in compare([sweep]).left_out)
+
+
+def test_many_commands_are_folded(sweep):
+    for run in sweep.iterdir():
+        (run / "env.json").write_text(json.dumps({"command": f"python -m x --name {run.name}"}))
+    folded = '<summary class="soft">The commands that repeat them'
+    assert folded in runs_page([sweep]) and folded not in runs_page([sweep / "w7-0"])
 
 
 def test_losses_of_different_vocabularies_are_never_in_one_panel(sweep, tmp_path):

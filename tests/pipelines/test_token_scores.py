@@ -40,6 +40,24 @@ def loaded(request, random_params):
     return jf.Loaded(model, params, train_characters([LETTERS]))
 
 
+@pytest.mark.parametrize("length", [17, 300, 1304, 2001])
+def test_a_long_text_alone_is_padded_by_less_than_a_tenth(length, monkeypatch, random_params):
+    """A text of 1,304 tokens was read as one of 2,048."""
+    model = DecoderOnly(small(vocab_size=19, num_decoder_layers=1, max_len=2048))
+    params = random_params(model, jnp.ones((2, 3), jnp.int32))
+    widths = []
+
+    def read(params, function, model, tokens):
+        widths.append(tokens.shape[1] - 1)
+        return np.zeros((len(tokens), widths[-1])), np.ones((len(tokens), widths[-1]), bool)
+
+    monkeypatch.setattr(token_scores, "run_divided", read)
+    scores = jf.score_tokens(jf.Loaded(model, params, train_characters([LETTERS])), "a" * length)
+    assert len(scores.ids) == length
+    (width,) = widths
+    assert length <= width < max(length + 128, 33)
+
+
 def logits_after(loaded, ids):
     """The logits after each of `ids` but the last, in float64."""
     logits = loaded.model.apply({"params": loaded.params}, np.array([ids[:-1]]))

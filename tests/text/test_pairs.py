@@ -35,6 +35,21 @@ def sentences(rows: np.ndarray) -> list[list[int]]:
 # Buckets
 
 
+def test_a_sentence_of_50_000_tokens_that_fits_has_a_shape_of_its_own():
+    long = np.arange(50_000) % 89 + 4
+    text = Tokens.from_lists([[5, 7, 9]] * 30 + [long.tolist()] + [[6, 8]] * 30)
+    batches = data.bucket_pairs(
+        text, text, seed=5, batch_tokens=4_096, buckets=3, max_len=60_000, batch_size_multiple=2
+    )
+    assert [bucket.target_length for bucket in batches.buckets] == [8, 50_008]
+    assert batches.buckets[-1].batch_size == 2 and batches.dropped["too_long"] == 0
+    epoch = [batches.batch(step) for step in range(batches.steps_per_epoch)]
+    wide = [batch for batch in epoch if batch.source.shape[1] > 8]
+    assert [sentences(batch.source) for batch in wide] == [[long.tolist(), []]]
+    rows = [ids for batch in epoch for ids in sentences(batch.target) if ids]
+    assert len(rows) == 61
+
+
 def positions(source: np.ndarray, target: np.ndarray, edges: tuple[int, ...]) -> int:
     """Positions of an epoch for buckets that end at `edges`, worked out the long way."""
     total, low, longest = 0, 0, np.maximum(source, target)

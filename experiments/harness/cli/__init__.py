@@ -147,6 +147,7 @@ def _parse(
     kinds |= _own_parts(kinds, groups)
     values = _take(kinds, groups, positional)
     _check_known(groups, [*kinds, *fixed])
+    _refuse_no_words(config, values)
     config = config_files.with_overrides(config, values)
     if topics is not None:
         chosen = files.get("preset", next(iter(presets)))
@@ -228,6 +229,20 @@ def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
             raise ConfigError(f"there is no option --{name}: {help_text.suggestion(name, options)}")
 
 
+def _refuse_no_words(config: Any, values: Mapping[str, Any]) -> None:
+    """Raises `ConfigError` for a list without words in place of one that is empty already.
+
+    So does a shell that knows no file of a pattern, or an empty variable.
+    """
+    empty = [name for name, value in values.items() if value == ()]
+    before = config_files.flat(to_plain(config)) if empty else {}
+    for name in empty:
+        if before.get(name) == "[]":
+            raise ConfigError(
+                f"--{name} takes values, but none was given: give one, or leave it out"
+            )
+
+
 def _trust_names(words: Sequence[str], presets: Mapping[str, Any], trust_code: bool) -> None:
     """Trusts the code that the command line and the presets name, or all of it."""
     given = [word.partition("=")[2] or word for word in words]
@@ -247,6 +262,7 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
     run = resume
     if parent and not ("config" in files or chosen):
         run = str(config_files.split_step(parent)[0])
+    location = _location(run, experiment) if run else {}
     path = run or files.get("config")
     fields = config_files.read_object(to_path(path)) if path else {}
     check_trusted(fields, path or "")
@@ -258,7 +274,7 @@ def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: 
         fields.pop("preset", None)
         preset = config_files.with_fields(preset, fields, to_path(path))
     if run:
-        preset = dataclasses.replace(preset, **_location(run, experiment))
+        preset = dataclasses.replace(preset, **location)
     if not parent:
         return preset
     name = f"{preset.name}-continued" if run else preset.name

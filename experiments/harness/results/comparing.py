@@ -11,6 +11,7 @@ from experiments.harness.results.groups import (
     Group,
     ScoredRun,
     expand,
+    failed_cells,
     group_runs,
     main_metric,
     read_scored,
@@ -73,9 +74,12 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
     the others are compared with; "" is the first run. Raises `ConfigError` and `DataError` for runs
     that cannot be compared: not finished, without the metric, of the same settings and seed, or
     scored on different texts. Those that `paths` do not name, but that lie below a folder, are left
-    out instead, unless no other run is left.
+    out instead, unless no other run is left; so are a sweep's cells that failed.
     """
-    return compare_groups(group_runs(expand(paths, finished=True), baseline), paths, metric)
+    groups = group_runs(expand(paths, finished=True), baseline)
+    comparison = compare_groups(groups, paths, metric)
+    failed = [f"left out, {cell} failed: {why}" for cell, why in failed_cells(paths).items()]
+    return comparison._replace(left_out=[*failed, *comparison.left_out])
 
 
 def compare_groups(

@@ -22,6 +22,8 @@ from jaxformer.text.tokenizers import digest
 
 SWEEP = "sweep.json"
 """The file in a sweep's folder that says what its cells are."""
+FAILED = "failed"
+"""The folder in a sweep's folder with a record of each cell that failed."""
 _FREE = (
     "name",
     "runs",
@@ -85,6 +87,19 @@ def find_runs(folders: Iterable[str | Path]) -> Iterator[Path]:
 
 def _in_order(folder: Path) -> str:
     return re.sub(r"(?<![.\d])\d+", lambda number: number[0].zfill(9), str(folder))
+
+
+def failed_cells(paths: Iterable[str | Path]) -> dict[str, str]:
+    """The errors of cells that failed, by their names, of the sweeps in or below `paths`.
+
+    Such a cell may have no folder, where its settings were refused.
+    """
+    sweeps = (sweep.parent for path in paths for sweep in storage.to_path(path).rglob(SWEEP))
+    records = (record for sweep in sweeps for record in sorted((sweep / FAILED).glob("*.json")))
+    return {
+        record.stem: Record(record).read_if_intact().get("error", "see its record")
+        for record in records
+    }
 
 
 def expand(paths: Iterable[str | Path], *, finished: bool = False) -> list[Path]:

@@ -20,6 +20,7 @@ from experiments.harness.results.comparing import Comparison, compare_groups
 from experiments.harness.results.groups import (
     Group,
     expand,
+    failed_cells,
     group_runs,
     letters_of_tokens,
     sample_texts,
@@ -36,6 +37,8 @@ from jaxformer.records import Record
 
 _SAMPLES = 12
 """Texts in a page; the others are left out."""
+_COMMANDS = 3
+"""Commands that a page shows unfolded."""
 _ATTENTION = 32_000
 """Attention weights in a page; sentences and layers beyond are left out."""
 _FACTS = (  # of a run, in the order of its page
@@ -149,15 +152,21 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
         scores = _compared(compare_groups(finished, paths, metric), groups, styles)
     except (ConfigError, DataError) as error:
         scores = {"warnings": [f"The runs are not compared: {cli.sentence(error)}"]}
-    unfinished = [
-        f"{run.folder.name}: {run.describe_state()}" for _, run in runs if run.folder not in ended
+    failed = failed_cells(paths)
+    unfinished = [f"{cell}: failed: {error}" for cell, error in failed.items()]
+    unfinished += [
+        f"{run.folder.name}: {run.describe_state()}"
+        for _, run in runs
+        if run.folder not in ended and run.folder.name not in failed
     ]
     scores["warnings"] = unfinished + scores["warnings"]
     whole = storage.to_path(paths[0]).absolute()
     letters = letters_of_tokens(groups)
+    commands = dict.fromkeys(run.environment.get("command", "") for _, run in runs)
     return _html(
         title=f"{whole.parent.name}: {whole.name}" if len(paths) == 1 else f"{len(folders)} runs",
-        command="\n".join(dict.fromkeys(run.environment.get("command", "") for _, run in runs)),
+        command="\n".join(commands),
+        many_commands=len(commands) > _COMMANDS,
         styles=styles,
         legend={group.name: group.label for group in groups},
         runs=Table(

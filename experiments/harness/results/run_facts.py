@@ -11,6 +11,7 @@ import numpy as np
 
 from experiments.harness.results.groups import (
     SWEEP,
+    failed_cells,
     find_runs,
     group_runs,
     item_sums,
@@ -65,9 +66,10 @@ class RunFacts:
 
     def describe_state(self) -> str:
         """The state and the reason for it, such as "stopped at step 40 of 1,000"."""
-        state = self.state or "stopped"
-        reason = f": {self.environment.get('failed')}" if state == "failed" else ""
-        return f"{state} at step {self._reached()}{reason}"
+        failure = self.environment.get("failed")
+        if failure and self.state in ("", "failed"):
+            return f"failed at step {self._reached()}: {failure}"
+        return f"{self.state or 'stopped'} at step {self._reached()}"
 
     def describe_scores(self, *, intervals: bool = False) -> dict[str, str]:
         """The names and values of scores.json, the default metric's first.
@@ -136,8 +138,9 @@ class RunFacts:
 def facts_of_sweep(folder: Path) -> dict[str, str]:
     """The states of the cells of the sweep in `folder`, the best score, and the first start."""
     runs = [RunFacts(run) for run in find_runs([folder])]
-    states = [run.state for run in runs]
-    done = [run for run, state in zip(runs, states, strict=True) if state == "done"]
+    failed = failed_cells([folder])
+    states = [run.state for run in runs if run.folder.name not in failed] + ["failed"] * len(failed)
+    done = [run for run in runs if run.state == "done"]
     counts = [f"{states.count(x)} {x}" for x in ("running", "failed", "stopped") if x in states]
     cells = len(Record(folder / SWEEP).read_if_intact().get("cells", {}))
     return {

@@ -75,7 +75,7 @@ def choose(count: int, wanted: int, seed: int, labels: Any = None) -> Int[np.nda
     if wanted and not least <= wanted <= count:
         raise ConfigError(
             f"num_examples={wanted}, but there are {count} examples of {least} kinds to learn "
-            "from: give a number between these"
+            f"from: give --task.num_examples from {least} to {count}, or 0 for all of them"
         )
     order = _order(seed, 0, count)
     shuffled = np.zeros(count, np.int64) if labels is None else np.asarray(labels)[order]

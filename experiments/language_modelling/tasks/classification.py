@@ -21,7 +21,7 @@ from experiments.language_modelling.tasks.rows import (
     rows_of,
     write_facts,
 )
-from jaxformer.errors import DataError
+from jaxformer.errors import DataError, shorten
 from jaxformer.nn.heads import Classifier
 from jaxformer.text.data import read_lines
 from jaxformer.text.tokenizers import Tokenizer
@@ -30,6 +30,8 @@ from jaxformer.training.losses import classification_loss
 _TEXT_FIELDS = "label", "text"
 _PAIR_FIELDS = "label", "premise", "hypothesis"
 _HEADER = {"label", "text", "sentence", "sentence1", "sentence2", "premise", "hypothesis"}
+_MANY = 10
+"""From so many examples on, labels that are all different are no labels."""
 
 
 def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
@@ -79,10 +81,15 @@ def make_model(config: FinetuneConfig, backbone: nn.Module, labels: Sequence[str
 def facts(
     config: FinetuneConfig, folder: Path, tokenizer: Tokenizer, items: Sequence[Any]
 ) -> list[str]:
-    """The labels that are learned; `DataError` for fewer than two."""
+    """The labels that are learned; `DataError` for fewer than two, and for one in each example."""
     labels = sorted({label for label, *_ in items})
     if len(labels) < 2:
         raise DataError(f"all texts have the label {labels[0]!r}: two labels are needed")
+    if len(labels) == len(items) >= _MANY:
+        raise DataError(
+            f"each of the {len(items)} training examples has a label of its own, such as "
+            f"{shorten(repr(labels[0]))}: the label stands before the text"
+        )
     return labels
 
 
