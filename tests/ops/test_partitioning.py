@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, AxisType
 
 from jaxformer.errors import ConfigError
 from jaxformer.ops.partitioning import (
+    axes_of_heads,
     divide_heads,
     divide_positions,
     gather_heads,
@@ -68,3 +69,20 @@ def test_heads_of_queries_that_devices_do_not_divide_are_refused():
     said = "6 heads are not divisible by tensor=2 x sequence=2: give a mesh whose axes"
     with on_mesh(sequence=2, tensor=2), pytest.raises(ConfigError, match=said):
         divide_heads(x, x, x)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "sequence", "heads", "axes"),
+    [
+        (2, 3, 12, ("tensor", "sequence")),
+        (2, 3, 4, "tensor"),
+        (2, 3, 9, None),
+        (1, 3, 9, "sequence"),
+        (1, 1, 9, None),
+    ],
+)
+def test_heads_of_a_cache_are_divided_along_tensor_and_then_along_sequence(
+    tensor, sequence, heads, axes
+):
+    with on_mesh(sequence=sequence, tensor=tensor):
+        assert axes_of_heads(heads) == axes
