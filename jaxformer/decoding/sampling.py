@@ -284,8 +284,12 @@ def _draw(
     few = min(_PARTIAL_SORT_SIZE, size)
     has_few = is_greedy | ((top_k_ > 0) & (top_k_ <= few))
     ways = [lambda: likeliest, from_all, lambda: from_best(few), lambda: from_best(size)]
-    # The first of them that is right for all rows; the last one always is.
-    way = jnp.select([is_greedy.all(), ~limited.any(), has_few.all()], [0, 1, 2], 3)
+    # The first of them that is right for all rows: a line overrules those before it. The last one
+    # is always right.
+    way: Any = 3
+    way = jnp.where(has_few.all(), 2, way)
+    way = jnp.where(~limited.any(), 1, way)
+    way = jnp.where(is_greedy.all(), 0, way)
     drawn = jax.lax.switch(way, ways)
     return jnp.where(is_greedy[:, 0], likeliest, drawn)
 
