@@ -30,6 +30,7 @@ from jaxformer.errors import CheckpointError
 from tests.checkpoint.places import names
 from tests.faults.states import as_bytes
 from tests.stored import stored
+from tests.two_processes import ended, finished, start
 
 
 @flax.struct.dataclass
@@ -371,6 +372,42 @@ def test_a_with_block_that_ends_in_an_error_has_saved_all(tmp_path):
         checkpoints.save(2, {"params": {"w": np.zeros((997, 991))}})
         raise SystemExit(143)
     assert Checkpoints(tmp_path).steps() == [2]
+
+
+SHORT_OF_MEMORY = """
+import resource, sys
+import jax.numpy as jnp
+from jaxformer.checkpoint import Checkpoints
+
+folder, room = sys.argv[1], int(sys.argv[2])
+
+def state(step):
+    return {"params": {f"w{i}": jnp.full(500_003, step + i, jnp.float32) for i in range(37)}}
+
+with Checkpoints(folder) as checkpoints:
+    checkpoints.save(1, state(1))
+    checkpoints.wait()
+    later = state(2)
+    if room:
+        most = 4096 * int(open("/proc/self/statm").read().split()[0]) + room
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    checkpoints.save(2, later)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("room", [1_000_003, 20_000_003])
+def test_a_save_that_runs_out_of_memory_names_its_folder_and_the_step_before_stays(tmp_path, room):
+    """Of 74 MB, beside which the process has `room`: for no array, or for no thread that writes."""
+    folder = tmp_path / "checkpoints"
+    (done,) = ended(start("-c", SHORT_OF_MEMORY, folder, room))
+    assert done.code not in (0, None), "there was room"
+    assert f"a checkpoint could not be written to {folder}" in done.err
+    assert Checkpoints(folder).steps() == [1]
+    params = Checkpoints(folder).average_params([1])
+    assert [params[f"w{i}"][-1] for i in (0, 36)] == [1.0, 37.0]
+    finished(start("-c", SHORT_OF_MEMORY, folder, 0))
+    assert Checkpoints(folder).steps() == [1, 2]
 
 
 @pytest.mark.slow
