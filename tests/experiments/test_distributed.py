@@ -78,6 +78,29 @@ def test_a_signal_to_one_stops_both_and_their_run_in_a_bucket_goes_on(text, obje
     assert not list(text.glob("host*/runs")) and list(text.glob("host1/cache/jaxformer/buckets/*"))
 
 
+@pytest.mark.slow
+def test_a_run_that_was_divided_over_8_devices_goes_on_on_3(text):
+    """Three divide neither eight nor the eight parts of the state that was saved."""
+    experiment, *words = LANGUAGE.split()
+    sizes = "--model.d_model 24 --model.d_ff 48 --data.batch_size 24 --optimizer.schedule constant"
+    words += f"{sizes} --optimizer.warmup_steps 1 --strategy sharded".split()
+    command = ["-m", f"experiments.{experiment}.train", *words]
+
+    def begin(devices: int, steps: int, *more: str) -> subprocess.Popen:
+        places = ["--mesh", f"fsdp={devices}", "--optimizer.total_steps", str(steps), *more]
+        return start(*command, *places, folder=text, devices=devices)
+
+    finished(begin(1, 7, "--runs", "whole"), begin(8, 4))
+    (later,) = finished(begin(3, 7))
+    assert "; from step 4 to 7" in later.out
+    alone, divided = (
+        [line["loss"] for line in metrics_of(text / runs / "language_modelling" / "tiny", "loss")]
+        for runs in ("whole", "runs")
+    )
+    assert len(divided) == 7
+    np.testing.assert_allclose(divided, alone, rtol=1e-5)
+
+
 ONE_AFTER_THE_OTHER = """
 import json, os, sys
 from experiments.harness import cli

@@ -65,11 +65,11 @@ def change(path: Path) -> None:
 def test_each_thing_that_differs_ends_all_processes_with_2_and_its_name(
     translation_run, causal_run, tmp_path
 ):
-    """Of three processes the last differs from the first, and the second does not."""
+    """Of four processes the last differs from the first, and the others do not."""
     processes = []
-    address, last = f"127.0.0.1:{free_port()}", 2
+    address, last = f"127.0.0.1:{free_port()}", 3
     commands = [*CASES.values(), ("translation.translate", "--run tr --input only.txt")]
-    for number in range(3):
+    for number in range(last + 1):
         home = tmp_path / f"host{number}"
         home.mkdir()
         for name, run in (("tr", translation_run), ("lm", causal_run)):
@@ -89,7 +89,7 @@ def test_each_thing_that_differs_ends_all_processes_with_2_and_its_name(
             for path in home.glob("other_*/config.json"):
                 path.write_text(path.read_text() + " ")
         call = "-c", COMMANDS, json.dumps(commands), "--coordinator", address
-        call += "--num_processes", 3, "--process_id", number
+        call += "--num_processes", last + 1, "--process_id", number
         place = {"XDG_CACHE_HOME": str(home / "cache")}
         processes.append(start(*call, folder=home, devices=1, environment=place))
     for number, process in enumerate(finished(*processes)):
