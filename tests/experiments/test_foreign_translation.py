@@ -60,8 +60,12 @@ def test_the_commands_name_the_languages_of_a_folder_of_many(folder, tmp_path, c
     command.main(command.TranslateOptions(**given, **source))
     assert capsys.readouterr().out == (tmp_path / "out").read_text()
     files = {"source": str(tmp_path / "in"), "target": str(tmp_path / "out")}
+    with (tmp_path / "in").open("a") as more_in, (tmp_path / "out").open("a") as more_out:
+        print("b", file=more_in)
+        print("another translation", file=more_out)
     evaluate.main(evaluate.EvaluateOptions(**given, **files))
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exact"] == 1.0
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["exact"] == 3 / 4
+    (tmp_path / "in").write_text("\n".join(lines) + "\n")
     (tmp_path / "out").write_text("b\na h\nc\n")
     evaluate.main(evaluate.EvaluateOptions(**given, **files, forced=True))
     sums = [float(line.split()[0]) for line in capsys.readouterr().out.splitlines()]
