@@ -139,7 +139,9 @@ def _narrow(ids: Integer[np.ndarray, " count"]) -> Integer[np.ndarray, " count"]
     """`ids` as they are, or where they have 64 bits as int32, and -1 for what it cannot hold."""
     if ids.dtype.itemsize < 8:
         return ids
-    return np.where((ids < 0) | (ids > np.iinfo(np.int32).max), -1, ids).astype(np.int32)
+    narrow = ids.astype(np.int32)
+    narrow[(ids < 0) | (ids > np.iinfo(np.int32).max)] = -1
+    return narrow
 
 
 def sample_places(size: int) -> list[int]:
