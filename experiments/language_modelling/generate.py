@@ -77,7 +77,8 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument("--run", default=_RUN)
     run = finder.parse_known_args(args)[0].run
-    folder, default = run_folders(run)[0], GenerateOptions()
+    folder = run_folders(run)[0]
+    default = GenerateOptions()
     is_masked = False
     if is_pretrained(folder):
         default = GenerateOptions(**_fields(*load_sampling_config(folder)), run=run)

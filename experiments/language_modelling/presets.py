@@ -147,7 +147,8 @@ class LanguageConfig(RunConfig):
 
     def without_effect(self) -> dict[str, str]:
         """Reasons why options change nothing with the other settings, by their dotted names."""
-        reasons, data = super().without_effect(), self.data
+        reasons = super().without_effect()
+        data = self.data
         if data.train and data.corpus != "files":
             reasons["data.corpus"] = "--data.train replaces the whole built-in text"
         if self.objective == "causal":

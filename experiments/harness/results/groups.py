@@ -90,15 +90,23 @@ def _in_order(folder: Path) -> str:
 
 
 def failed_cells(paths: Iterable[str | Path]) -> dict[str, str]:
-    """The errors of cells that failed, by their names, of the sweeps in or below `paths`.
+    """The `failures_of` the sweeps in or below `paths`; a run's folder has none below it."""
+    failed: dict[str, str] = {}
+    for path in map(storage.to_path, paths):
+        if not (path / "config.json").is_file():
+            for sweep in path.rglob(SWEEP):
+                failed |= failures_of(sweep.parent)
+    return failed
+
+
+def failures_of(sweep: Path) -> dict[str, str]:
+    """The errors of the cells that failed in the folder of a sweep, by their names.
 
     Such a cell may have no folder, where its settings were refused.
     """
-    sweeps = (sweep.parent for path in paths for sweep in storage.to_path(path).rglob(SWEEP))
-    records = (record for sweep in sweeps for record in sorted((sweep / FAILED).glob("*.json")))
     return {
         record.stem: Record(record).read_if_intact().get("error", "see its record")
-        for record in records
+        for record in sorted((sweep / FAILED).glob("*.json"))
     }
 
 

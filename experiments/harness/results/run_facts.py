@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.harness.results.groups import (
     SWEEP,
-    failed_cells,
+    failures_of,
     find_runs,
     group_runs,
     item_sums,
@@ -138,10 +138,11 @@ class RunFacts:
 def facts_of_sweep(folder: Path) -> dict[str, str]:
     """The states of the cells of the sweep in `folder`, the best score, and the first start."""
     runs = [RunFacts(run) for run in find_runs([folder])]
-    failed = failed_cells([folder])
-    states = [run.state for run in runs if run.folder.name not in failed] + ["failed"] * len(failed)
+    failed = failures_of(folder)
+    states = Counter(run.state for run in runs if run.folder.name not in failed)
+    states["failed"] += len(failed)
     done = [run for run in runs if run.state == "done"]
-    counts = [f"{states.count(x)} {x}" for x in ("running", "failed", "stopped") if x in states]
+    counts = [f"{states[x]} {x}" for x in ("running", "failed", "stopped") if states[x]]
     cells = len(Record(folder / SWEEP).read_if_intact().get("cells", {}))
     return {
         "state": ", ".join([f"{len(done)} of {cells} cells done", *counts]),
