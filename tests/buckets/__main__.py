@@ -2,10 +2,12 @@
 
 `python -m tests.buckets` prints the environment of their clients as one line of JSON and serves
 until its standard input ends. The storage is that of gcp-storage-emulator, in memory. What it
-lacks, a write that only succeeds for an expected generation, is added here, and requests can be
-made to fail, to wait or to be refused: see `tests.buckets.inject`.
+lacks is added here: a write that only succeeds for an expected generation, and the last byte of a
+file that ends in a carriage return. Requests can be made to fail, to wait or to be refused: see
+`tests.buckets.inject`.
 """
 
+import io
 import itertools
 import json
 import logging
@@ -114,6 +116,10 @@ class GoogleHandler(RequestHandler):
         if status := self.injections.status(self.command, self.path):
             self.rfile.read(self._length())
             return self._answer(status, b"{}")
+        if self.headers.get_content_type() == "multipart/related":
+            body = with_last_byte(self.rfile.read(self._length()))
+            self.headers.replace_header("Content-Length", str(len(body)))
+            self.rfile = io.BytesIO(body)  # a connection has one request
         return True
 
     def log_request(self, *_: Any) -> None:
@@ -158,6 +164,16 @@ class GoogleHandler(RequestHandler):
             except ConditionNotMet:
                 error = {"error": {"code": 412, "message": "conditionNotMet"}}
                 self._answer(412, json.dumps(error).encode())
+
+
+def with_last_byte(body: bytes) -> bytes:
+    """The body of gcsfs's upload of a file, changed so that the emulator reads all of the file.
+
+    A line feed stands between the file and the last boundary. After a carriage return, the
+    emulator would take both for one line end.
+    """
+    before, _, boundary = body.rpartition(b"\n--")
+    return before + b"\r\n--" + boundary
 
 
 def main() -> None:

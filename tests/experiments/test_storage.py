@@ -77,6 +77,19 @@ def test_a_folder_in_a_bucket_has_the_files_that_were_written(bucket_url, tmp_pa
 
 
 @pytest.mark.long
+def test_a_file_in_a_bucket_keeps_its_bytes_whatever_it_ends_in(bucket_url, tmp_path):
+    """The emulator took a carriage return at the end away; a checkpoint's file ends in any byte."""
+    here, there = tmp_path / "here", to_path(f"{bucket_url}/there")
+    here.mkdir()
+    for end in (b"", b"\n", b"\r", b"\r\n", b"\0", b"-", b"\r\n--"):
+        (here / f"end{end.hex()}").write_bytes(b"a\r\n--b\n" + end)
+    storage.upload(here, there)
+    for path in here.iterdir():
+        assert (there / path.name).read_bytes() == path.read_bytes(), path.name
+    assert storage.lengths(there) == storage.lengths(here)
+
+
+@pytest.mark.long
 def test_what_fails_for_good_is_an_error_with_path_and_reason(bucket_url):
     path = to_path(f"{bucket_url}/a.json")
     for call in (path.read_bytes, path.unlink, lambda: storage.modified(path)):
