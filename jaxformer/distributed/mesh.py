@@ -79,10 +79,9 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
             f"the mesh {product} needs {math.prod(sizes.values())} devices, but there are "
             f"{len(devices)}: give sizes whose product is {len(devices)}"
         )
-    slices: dict[int, list[Device]] = {}  # one where the devices are no TPUs
+    slices: dict[int, list[Device]] = {}
     for device in devices:
-        index = getattr(device, "slice_index", 0) if hasattr(device, "coords") else 0
-        slices.setdefault(index, []).append(device)
+        slices.setdefault(_slice_index(device), []).append(device)
     if sizes["data"] % len(slices):
         raise ConfigError(
             f"the chips are in {len(slices)} slices, between which only the data axis may lie, but "
@@ -91,6 +90,24 @@ def make_mesh(text: str, devices: Sequence[Device] | None = None) -> Mesh:
     shape = (sizes["data"] // len(slices), *(sizes[axis] for axis in MESH_AXES[1:]))
     parts = [_arrange(shape, slices[index]) for index in sorted(slices)]
     return Mesh(np.concatenate(parts), MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
+
+
+def count_slices(mesh: Mesh) -> int:
+    """The number of slices of TPUs that the data axis of `mesh` lies across.
+
+    1 for other devices, and for a mesh whose data axis is not one slice after the other.
+    """
+    indices = np.array([_slice_index(device) for device in mesh.devices.flat])
+    count = len(np.unique(indices))
+    if mesh.shape["data"] % count:
+        return 1
+    parts = indices.reshape(count, -1)
+    return count if (parts == parts[:, :1]).all() else 1
+
+
+def _slice_index(device: Device) -> int:
+    """The slice of TPUs that `device` is in; 0 for other devices."""
+    return getattr(device, "slice_index", 0) if hasattr(device, "coords") else 0
 
 
 def _arrange(shape: tuple[int, ...], devices: Sequence[Device]) -> np.ndarray:

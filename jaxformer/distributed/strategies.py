@@ -33,6 +33,7 @@ from jaxformer.distributed.mesh import (
     Device,
     check_fits,
     check_rows,
+    count_slices,
     global_array,
     row_spec,
     standardize,
@@ -311,7 +312,8 @@ class Strategy:
             value_fn = refuse_line_search
             if self.mesh.size == 1:
                 value_fn = mean_loss(loss, batch, state.dropout_rng, grad_accumulation)
-            state, metrics = update(state, sums_of_batch, self._specs(state.params), value_fn)
+            specs_by_path, slices = self._specs(state.params), count_slices(self.mesh)
+            state, metrics = update(state, sums_of_batch, specs_by_path, value_fn, slices)
             if self.mesh.size > 1:
                 state = jax.lax.with_sharding_constraint(state, self.shardings(state))
             return state, metrics

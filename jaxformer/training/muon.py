@@ -72,7 +72,9 @@ def scale_by_muon(
 
     `axes` come from `parameter_axes`; all parameters are matrices. The plain twin is
     `optax.contrib.scale_by_muon`, whose results are the same to rounding. `update` takes `specs`,
-    the `PartitionSpec` of each path on the current mesh; without it no device shares its work.
+    the `PartitionSpec` of each path on the current mesh; without it no device shares its work. The
+    "data" axis lies across `slices` groups of devices, between which nothing is exchanged: there
+    the network is slow.
     """
     coefficients = NS_COEFFS[ns_coeffs]
 
@@ -85,6 +87,7 @@ def scale_by_muon(
         params: Params | None = None,
         *,
         specs: Mapping[str, PartitionSpec] | None = None,
+        slices: int = 1,
         **_: Any,
     ) -> tuple[Params, MuonState]:
         assert isinstance(state, MuonState)
@@ -93,7 +96,8 @@ def scale_by_muon(
         ahead = optax.tree.bias_correction(mu, momentum, optax.safe_increment(count))
         last = optax.tree.bias_correction(updates, momentum, count)
         nesterov = jax.tree.map(lambda m, g: momentum * m + (1 - momentum) * g, ahead, last)
-        return orthogonalize_tree(nesterov, axes, coefficients, specs), MuonState(count, mu)
+        orthogonal = orthogonalize_tree(nesterov, axes, coefficients, specs, slices)
+        return orthogonal, MuonState(count, mu)
 
     return optax.GradientTransformationExtraArgs(init, update)
 
@@ -103,11 +107,12 @@ def orthogonalize_tree(
     axes: ModelAxes,
     coefficients: Coefficients,
     specs: Mapping[str, PartitionSpec] | None = None,
+    slices: int = 1,
 ) -> Params:
     """Each matrix of `tree` orthogonalised; see `scale_by_muon`."""
     leaves = flatten(tree)
     if specs and _mesh_sizes():
-        results = _orthogonalize_shared(leaves, axes, coefficients, specs)
+        results = _orthogonalize_shared(leaves, axes, coefficients, specs, slices)
     else:
         results = {}
         for path, leaf in leaves.items():
@@ -144,6 +149,9 @@ class Exchange(NamedTuple):
 
     axis: str
     dimension: int | None
+    groups: int = 1
+    """The number of groups of neighbours, each of which does all of the work; 1 where a dimension
+    is divided."""
 
 
 class _Side(NamedTuple):
@@ -181,6 +189,7 @@ def _orthogonalize_shared(
     axes: ModelAxes,
     coefficients: Coefficients,
     specs: Mapping[str, PartitionSpec],
+    slices: int,
 ) -> dict[str, jax.Array]:
     """Each matrix orthogonalised, the work shared among the devices of the mesh."""
     groups: dict[_Group, list[_Member]] = {}
@@ -200,7 +209,8 @@ def _orthogonalize_shared(
     results: dict[str, jax.Array] = {}
     for group, members in groups.items():
         paths = [member.path for member in members]
-        exchanges = _exchanges((*group.rows.spec, *group.columns.spec), group.stack_axes)
+        spec = (*group.rows.spec, *group.columns.spec)
+        exchanges = _exchanges(spec, group.stack_axes, slices)
         share = jax.shard_map(
             partial(_orthogonalize_parts, group, members, exchanges, coefficients),
             in_specs=tuple(specs[path] for path in paths),
@@ -256,9 +266,9 @@ def compute_shared(
     """
     if not exchanges:
         return compute(matrices)
-    (axis, dimension), *inner = exchanges
+    (axis, dimension, groups), *inner = exchanges
     if dimension is None:
-        return _compute_among_equals(compute, matrices, axis, inner)
+        return _compute_among_equals(compute, matrices, axis, groups, inner)
     if len(matrices) == 1:  # to send it to one device and back would be twice the bytes
         whole = jax.lax.all_gather(matrices, axis, axis=dimension, tiled=True)
         result = compute_shared(compute, whole, inner)
@@ -274,23 +284,25 @@ def _compute_among_equals(
     compute: Callable[[jax.Array], jax.Array],
     matrices: jax.Array,
     axis: str,
+    groups: int,
     inner: Sequence[Exchange],
 ) -> jax.Array:
     """`compute_shared` along an axis whose devices all have the same.
 
-    As many devices as shorten the work share it; where they are fewer than all, several groups of
-    them do the same.
+    Of each of `groups` as many devices as shorten the work share it; where they are fewer than all,
+    several sets of them do the same.
     """
     count, devices = len(matrices), jax.lax.axis_size(axis)
-    divisors = [size for size in range(1, devices + 1) if devices % size == 0]
+    neighbours = devices // groups
+    divisors = [size for size in range(1, neighbours + 1) if neighbours % size == 0]
     size = min(divisors, key=lambda size: (-(-count // size), size))
     if size == 1:
         return compute_shared(compute, matrices, inner)
     padded = _pad(matrices, size)
     share = _part(padded, 0, jax.lax.axis_index(axis) % size, size)
     result = compute_shared(compute, share, inner)
-    groups = [list(range(first, first + size)) for first in range(0, devices, size)]
-    gathered = jax.lax.all_gather(result, axis, axis=0, tiled=True, axis_index_groups=groups)
+    sets = [list(range(first, first + size)) for first in range(0, devices, size)]
+    gathered = jax.lax.all_gather(result, axis, axis=0, tiled=True, axis_index_groups=sets)
     return gathered[:count]
 
 
@@ -305,17 +317,23 @@ def _part(x: jax.Array, dimension: int, index: jax.Array, count: int) -> jax.Arr
     return jax.lax.dynamic_slice_in_dim(x, index * size, size, dimension)
 
 
-def _exchanges(spec: Sequence[tuple[str, ...]], stack_axes: tuple[str, ...]) -> list[Exchange]:
+def _exchanges(
+    spec: Sequence[tuple[str, ...]], stack_axes: tuple[str, ...], slices: int
+) -> list[Exchange]:
     """The exchanges of matrices that `spec` divides, those between equal devices first.
 
-    Devices along `stack_axes` have different matrices, and exchange nothing.
+    Devices along `stack_axes` have different matrices, and exchange nothing; nor do `slices`.
     """
     divided = []
     for dimension, names in enumerate(spec, 1):
         # The last axis divides the parts of those before it, so it is undone first.
         divided += [Exchange(name, dimension) for name in reversed(names)]
     taken = {exchange.axis for exchange in divided}.union(stack_axes)
-    undivided = [Exchange(name, None) for name in _mesh_sizes() if name not in taken]
+    undivided = [
+        Exchange(name, None, slices if name == "data" else 1)
+        for name in _mesh_sizes()
+        if name not in taken
+    ]
     return undivided + divided
 
 

@@ -272,12 +272,13 @@ def _split(leaf: jax.Array, parts: int) -> jax.Array:
 def make_update(
     optimizer: optax.GradientTransformation, ema_decay: float = 0.0
 ) -> Callable[..., tuple[TrainState, Metrics]]:
-    """update(state, sums, specs=None, value_fn=None) -> (state, metrics): one update.
+    """update(state, sums, specs=None, value_fn=None, slices=1) -> (state, metrics): one update.
 
     `sums` are over a whole batch. `specs` are the `PartitionSpec` of each path of the parameters on
-    the current mesh, for optimizers that share their work among devices ("muon"). `value_fn` is as
-    `mean_loss` makes it, for a line search (`optax.lbfgs`). Optimizers also get the mean loss as
-    `value` and the gradient as `grad`, as `optax.contrib.reduce_on_plateau` asks for.
+    the current mesh, whose "data" axis lies across `slices` of a TPU; both are for optimizers that
+    share their work among devices ("muon"). `value_fn` is as `mean_loss` makes it, for a line
+    search (`optax.lbfgs`). Optimizers also get the mean loss as `value` and the gradient as `grad`,
+    as `optax.contrib.reduce_on_plateau` asks for.
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
     state), and every auxiliary sum under its name. Add up the auxiliary sums of the steps of
@@ -299,6 +300,7 @@ def make_update(
         sums: GradientSums,
         specs: Mapping[str, PartitionSpec] | None = None,
         value_fn: Callable[..., Scalar] | None = None,
+        slices: int = 1,
     ) -> tuple[TrainState, Metrics]:
         if (state.ema is not None) != (ema_decay > 0.0):
             raise ConfigError(
@@ -317,6 +319,7 @@ def make_update(
                 grad=grads,
                 value_fn=value_fn,
                 specs=specs,
+                slices=slices,
             )
             params = optax.apply_updates(state.params, updates)
             ema = state.ema

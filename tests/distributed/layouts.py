@@ -48,6 +48,7 @@ from jaxformer.ops.masks import AttentionMask
 from jaxformer.ops.partitioning import divide_positions
 from jaxformer.text.data import PairBatch, StreamBatch
 from jaxformer.training.losses import causal_loss, seq2seq_loss
+from jaxformer.training.muon import scale_by_muon
 from jaxformer.training.optimizer import OptimizerConfig, make_optimizer
 from jaxformer.training.parameters import flatten
 from jaxformer.training.train_step import init_train_state
@@ -513,7 +514,18 @@ def muon_updates() -> dict[str, Any]:
         for _ in range(2):
             state, _ = step(state, batch)
         out |= {f"muon/{name}/params/{k}": x for k, x in devices.gather(state.params).items()}
+    with jax.set_mesh(make_mesh("data=4,fsdp=2")):
+        for slices in (1, 2):
+            results = jax.jit(partial(muon_update, slices=slices))(gradient)
+            out |= {f"muon/slices/{slices}/{k}": np.asarray(x) for k, x in results.items()}
     return out
+
+
+def muon_update(gradient: Any, slices: int) -> Any:
+    """Muon's first update on the current mesh, whose data axis lies across `slices`."""
+    muon = scale_by_muon(0.9, MUON_AXES)
+    specs = {path: PartitionSpec() for path in gradient}
+    return muon.update(gradient, muon.init(gradient), specs=specs, slices=slices)[0]
 
 
 class OddVocabulary(nn.Module):

@@ -7,13 +7,17 @@ started once.
 import json
 import math
 import os
+import re
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import AbstractMesh, AxisType, Mesh
 
 from jaxformer.distributed import (
     make_mesh,
@@ -21,6 +25,7 @@ from jaxformer.distributed import (
     sharded,
     single,
 )
+from jaxformer.distributed.mesh import MESH_AXES, count_slices
 from jaxformer.distributed.torus import line_stages, torus_stages
 from jaxformer.errors import ConfigError
 from tests.distributed.layouts import (
@@ -32,6 +37,7 @@ from tests.distributed.layouts import (
     OTHERS,
     PLACES,
     SEPARATE_DIMENSIONS,
+    muon_update,
     toy_batch,
     toy_loss,
     toy_state,
@@ -189,6 +195,25 @@ def test_muon_is_that_of_one_device_and_devices_share_its_matrices(computed, nam
     assert flops < 0.2 * flops_of_one
 
 
+def test_muon_exchanges_nothing_between_slices(computed):
+    """It gathered its shares between them too, over the network of hosts."""
+    zeros = {name: jnp.zeros(shape) for name, shape in MUON_SHAPES.items()}
+    mesh = AbstractMesh((4, 2, 1, 1), MESH_AXES, axis_types=(AxisType.Auto,) * 4)
+    groups = {}
+    for slices in (1, 2, 4):
+        with jax.sharding.use_abstract_mesh(mesh):
+            update = jax.make_jaxpr(partial(muon_update, slices=slices))(zeros)
+        groups[slices] = set(re.findall(r"axis_index_groups=(\S.*?)\n", str(update)))
+    along_fsdp = "((0, 1),)"
+    assert groups == {
+        1: {"((0, 1, 2, 3),)", along_fsdp},
+        2: {"((0, 1), (2, 3))", along_fsdp},
+        4: {along_fsdp},
+    }
+    shared, of_slices = (part(computed, f"muon/slices/{slices}/") for slices in (1, 2))
+    assert relative(of_slices, shared) < 1e-6
+
+
 @pytest.mark.parametrize("name", ODD_LAYOUTS)
 def test_a_vocabulary_that_tensor_does_not_divide_trains_as_on_one_device(computed, name):
     given, expected = computed[f"odd/{name}/table"], computed["odd/one/table"]
@@ -275,6 +300,16 @@ def test_only_the_data_axis_goes_from_one_slice_to_the_other():
     assert torus_stages(mesh) == (((0, 3), (1, 4), (2, 5)), ((0, 1, 2), (3, 4, 5)))
     with pytest.raises(ConfigError, match="data=3"):
         make_mesh("data=3,fsdp=4", CHIPS)
+
+
+def test_the_slices_along_data_are_counted():
+    assert count_slices(make_mesh("data=2,fsdp=6", CHIPS)) == 2
+    assert count_slices(make_mesh("data=12", CHIPS)) == 2
+    assert count_slices(make_mesh("data=6", CHIPS[:6])) == 1
+    alternating = [chip for pair in zip(CHIPS[:6], CHIPS[6:], strict=True) for chip in pair]
+    mesh = Mesh(np.array(alternating).reshape(6, 2, 1, 1), MESH_AXES)
+    assert count_slices(mesh) == 1, "each part along data has chips of both"
+    assert count_slices(make_mesh("data=1", jax.devices()[:1])) == 1
 
 
 @pytest.mark.parametrize(
