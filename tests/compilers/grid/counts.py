@@ -23,7 +23,8 @@ class Counts:
     Attributes:
       sent: bytes that it sends, around a ring; of a choice in a search the most.
       flops: of matrix products outside of kernels; 0 for a search, of which each choice counts.
-      live: bytes of its arguments and temporaries.
+      live: bytes of its arguments and temporaries in memory. Caches that a TPU's compiler keeps on
+        the chip for the whole program, up to 67 MB of a beam search's, are not among them.
       temporary: bytes of its temporaries.
       read: bytes that a token of a search reads and writes; 0 for a loss.
       collectives: what is sent, as (kind, type, bytes of one, times, devices, in a loop).
