@@ -6,7 +6,7 @@ Sums over tokens are added up over the parts of a batch and over devices, and di
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,10 +32,20 @@ Metrics = dict[str, Scalar]
 GradientSums = tuple[Params, Scalar, Scalar, Metrics]
 """Sums over a batch: the gradient, the loss, the number of tokens, and named auxiliary sums."""
 
-STEP_STATISTICS = ("grad_norm", "skipped", "consecutive_skips")
-"""The metrics of a step that are not sums over its tokens."""
 
-STEP_METRICS = ("loss", "tokens", *STEP_STATISTICS)
+class StepSums(NamedTuple):
+    """The metrics of every step that are sums over its batch."""
+
+    loss: Scalar
+    tokens: Scalar
+
+
+class StepStatistics(NamedTuple):
+    """The metrics of every step that are no sums over its batch; counts are the new state's."""
+
+    grad_norm: Scalar
+    skipped: Scalar
+    consecutive_skips: Scalar
 
 
 class TrainState(struct.PyTreeNode):
@@ -212,7 +222,7 @@ def loss_sums(
         )
     total, tokens, *last = returned
     auxiliary: Mapping[str, Scalar] = last[0] if last else {}
-    taken = set(auxiliary) & set(STEP_METRICS)
+    taken = set(auxiliary) & {*StepSums._fields, *StepStatistics._fields}
     if taken:
         raise TypeError(
             f"the loss returned an auxiliary sum named {min(taken)!r}, which is a metric of the "
@@ -347,14 +357,9 @@ def make_update(
             skipped=skipped,
             consecutive_skips=consecutive,
         )
-        metrics = {
-            "loss": total,
-            "tokens": tokens,
-            "grad_norm": norm,
-            "skipped": skipped,
-            "consecutive_skips": consecutive,
-        }
-        return new, auxiliary | metrics
+        batch_sums = StepSums(loss=total, tokens=tokens)
+        statistics = StepStatistics(grad_norm=norm, skipped=skipped, consecutive_skips=consecutive)
+        return new, auxiliary | batch_sums._asdict() | statistics._asdict()
 
     return update
 
@@ -402,6 +407,6 @@ def make_eval_step(loss: Loss) -> Callable[[Params, Batch], Metrics]:
 
     def step(params: Params, batch: Batch) -> Metrics:
         total, (tokens, auxiliary) = loss_sums(loss, params, batch, None)
-        return auxiliary | {"loss": total, "tokens": tokens}
+        return auxiliary | StepSums(loss=total, tokens=tokens)._asdict()
 
     return step

@@ -8,13 +8,13 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.harness.training import device_check
+from experiments.harness.training.attention_inputs import inputs_of, mask_of, small_call
 from experiments.harness.training.device_check import (
     PRODUCTS,
     accept,
     check_products,
     compare,
     compare_products,
-    small_call,
 )
 from jaxformer.ops.attention import ATTENTION_FNS, AttentionSpec, blockwise, reference, tpu_decode
 from jaxformer.ops.attention.kernel import DeviceInfo
@@ -45,7 +45,7 @@ def test_a_right_function_agrees_on_a_call_of_its_kinds(kind):
 
 def test_a_kernel_for_a_cache_is_compared_on_a_call_with_a_cache(rng):
     call = small_call(spec(queries=1, keys=301, causal=True, offset=None, from_cache=True))
-    made = AttentionSpec.create(*device_check.inputs_of(call), device_check.mask_of(call, rng))
+    made = AttentionSpec.create(*inputs_of(call), mask_of(call, rng))
     assert (made.queries, made.keys) == (1, 301)
     assert tpu_decode.why_not(made, DeviceInfo("tpu", "TPU v5 lite")) == ""
     compute = partial(tpu_decode, interpret=True)
@@ -154,9 +154,14 @@ def test_a_small_call_is_small_and_keeps_the_heads_of_a_group():
 @pytest.fixture
 def fresh():
     """A process that has compared nothing, before and after."""
-    device_check._compared.cache_clear()
+    forget_comparisons()
     yield
-    device_check._compared.cache_clear()
+    forget_comparisons()
+
+
+def forget_comparisons():
+    device_check._compare_kernel.cache_clear()
+    device_check._compare_products.cache_clear()
 
 
 def test_a_product_that_differs_is_said_with_advice(fresh, capsys, monkeypatch):
@@ -164,7 +169,7 @@ def test_a_product_that_differs_is_said_with_advice(fresh, capsys, monkeypatch):
     assert check_products("float32", checks) and capsys.readouterr().out == ""
     wrong = partial(compare_products, products={"mine": with_a_wrong_gradient})
     monkeypatch.setattr(device_check, "compare_products", wrong)
-    device_check._compared.cache_clear()
+    forget_comparisons()
     assert not check_products("float32", checks) and checks[-1].failure
     said = capsys.readouterr().out
     assert said.startswith("products in float32 on a small call: mine: dmatrix differ by 1.0e-02")

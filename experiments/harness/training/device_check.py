@@ -8,7 +8,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,17 +19,20 @@ from jax.experimental import multihost_utils
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
-from jaxformer.ops.attention import KERNELS, AttentionSpec, DeviceInfo, Kernel, reference
+from experiments.harness.training.attention_inputs import (
+    inputs_of,
+    mask_of,
+    options_of,
+    small_call,
+)
+from jaxformer.ops.attention import AttentionSpec, DeviceInfo, Kernel, reference
 from jaxformer.ops.dense import dense, logits_matmul
-from jaxformer.ops.dropout import DropoutMask, DropoutRng
-from jaxformer.ops.masks import AttentionMask
 
 PRODUCTS: Mapping[str, Callable[[Any, Any], Any]] = MappingProxyType(
     {"dense": dense, "logits_matmul": logits_matmul}
 )
 """The products of a model with its weights: x [B, D] times a matrix [D, F]."""
 
-_LONGEST = 512  # queries and keys of the small call: two blocks of every kernel
 _SIZES = 384, 512, 640  # B, D, F of the small product: sums long enough to tell their type
 _TIMES_REFERENCE = 8.0
 """The error that attention may have, in errors of `reference` in the same type."""
@@ -47,17 +49,16 @@ class CheckResult(NamedTuple):
     """The result of a comparison; `str()` of it is one line."""
 
     name: str
-    """The attention function, or "products"."""
-    call: AttentionSpec | str
-    """The small call; of products their type."""
+    """The attention function, or products in a type, such as "products in bfloat16"."""
+    call: AttentionSpec | None
+    """The small call of attention; None for products."""
     failure: str
     """Why the function is not to be used; empty where it agrees."""
     seconds: float
 
     def __str__(self) -> str:
         outcome = self.failure or "agrees with the reference"
-        kind = f" in {self.call}" if isinstance(self.call, str) else ""
-        return f"{self.name}{kind} on a small call: {outcome} ({self.seconds:.1f} s)"
+        return f"{self.name} on a small call: {outcome} ({self.seconds:.1f} s)"
 
 
 def compare(
@@ -102,11 +103,11 @@ def compare_products(
         }
         return "; ".join(f"{name}: {failure}" for name, failure in failures.items() if failure)
 
-    return _check("products", dtype, difference, _LIMIT)
+    return _check(f"products in {dtype}", None, difference, _LIMIT)
 
 
 def _check(
-    name: str, call: AttentionSpec | str, difference: Callable[[], str], limit: float
+    name: str, call: AttentionSpec | None, difference: Callable[[], str], limit: float
 ) -> CheckResult:
     """`difference()` on the first device of this process, within `limit` seconds."""
     start = time.monotonic()
@@ -169,61 +170,6 @@ def _error(result: Any, true: Any) -> float:
     )
 
 
-def small_call(spec: AttentionSpec) -> AttentionSpec:
-    """A call of the kinds of `spec` with 2 examples and few heads, queries and keys."""
-    kv_heads = min(spec.kv_heads, 2)
-    queries = min(spec.queries, _LONGEST)
-    return replace(
-        spec,
-        batch=2,
-        heads=kv_heads * (spec.heads // spec.kv_heads),
-        kv_heads=kv_heads,
-        queries=queries,
-        keys=queries if spec.keys == spec.queries else min(spec.keys, _LONGEST),
-        window=None if spec.window is None else min(spec.window, max(queries // 3, 1)),
-    )
-
-
-def inputs_of(call: AttentionSpec) -> list[Any]:
-    """Queries, keys and values."""
-    rng = np.random.default_rng(0)
-    shapes = (
-        (call.batch, call.queries, call.heads, call.key_size),
-        (call.batch, call.keys, call.kv_heads, call.key_size),
-        (call.batch, call.keys, call.kv_heads, call.value_size),
-    )
-    return [rng.standard_normal(shape).astype(jnp.dtype(call.dtype)) for shape in shapes]
-
-
-def mask_of(call: AttentionSpec, rng: np.random.Generator) -> AttentionMask:
-    """A mask of the kinds of `call`; a third of the keys of every second example is padding."""
-    keys = np.arange(call.keys)[None]
-    is_second = np.arange(call.batch)[:, None] % 2 == 1
-    facts: dict[str, Any] = {"from_cache": call.from_cache}
-    if call.padding_mask:
-        facts["padding_mask"] = keys < np.where(is_second, max(2 * call.keys // 3, 1), call.keys)
-    if call.segments:
-        second = np.where(is_second, call.keys // 2, call.keys // 3)
-        segments = 1 + (keys >= second).astype(np.int32)
-        facts |= {"query_segments": segments[:, -call.queries :], "key_segments": segments}
-    if call.explicit:
-        facts["explicit"] = rng.random((call.batch, call.queries, call.keys)) < 0.9
-    offset = call.keys - call.queries if call.offset is None else call.offset
-    return AttentionMask(causal=call.causal, window=call.window, offset=offset, **facts)
-
-
-def options_of(call: AttentionSpec, rng: np.random.Generator) -> dict[str, Any]:
-    """The other arguments of a call of these kinds."""
-    options: dict[str, Any] = {"scale": call.key_size**-0.5}
-    if call.bias:
-        shape = 1, call.heads, call.queries, call.keys
-        options["bias"] = rng.standard_normal(shape).astype(np.float32)
-    if call.dropout:
-        random = DropoutRng(jax.random.key(0), jnp.arange(call.batch))
-        options["dropout"] = DropoutMask(random, "device_check", call.dropout)
-    return options | ({} if call.softcap is None else {"softcap": call.softcap})
-
-
 def accept(spec: AttentionSpec, kernel: Kernel, checks: list[CheckResult]) -> bool:
     """Whether `kernel` agrees with `reference` on this process's devices.
 
@@ -234,7 +180,9 @@ def accept(spec: AttentionSpec, kernel: Kernel, checks: list[CheckResult]) -> bo
     if device.platform != jax.local_devices()[0].platform:
         return True
     with ThreadPoolExecutor(1) as pool:  # this thread is tracing a program
-        return pool.submit(_agrees, kernel.name, small_call(spec), checks).result()
+        result = pool.submit(_compare_kernel, kernel, small_call(spec)).result()
+    _record(result, checks, "the next attention function is taken")
+    return not result.failure
 
 
 def check_products(dtype: str, checks: list[CheckResult]) -> bool:
@@ -242,35 +190,42 @@ def check_products(dtype: str, checks: list[CheckResult]) -> bool:
 
     Adds the comparison to `checks`.
     """
-    return _agrees("products", dtype, checks)
-
-
-def _agrees(name: str, call: AttentionSpec | str, checks: list[CheckResult]) -> bool:
-    """Whether the comparison succeeds; its failure is printed once for each list of `checks`."""
-    result = _compared(name, call)
-    if result not in checks:
-        checks.append(result)
-        if result.failure:
-            advice = _NO_OTHER if isinstance(call, str) else "the next attention function is taken"
-            display.say(f"{result}; {advice}")
+    result = _compare_products(dtype)
+    _record(
+        result,
+        checks,
+        "nothing replaces a product: update the driver, unset XLA_FLAGS, or give --model.dtype "
+        "float32",
+    )
     return not result.failure
 
 
-_NO_OTHER = (
-    "nothing replaces a product: update the driver, unset XLA_FLAGS, or give --model.dtype float32"
-)
+def _record(result: CheckResult, checks: list[CheckResult], advice: str) -> None:
+    """Adds `result` to `checks`; a failure is printed once for each list, with `advice`."""
+    if result in checks:
+        return
+    checks.append(result)
+    if result.failure:
+        display.say(f"{result}; {advice}")
 
 
 @cache
-def _compared(name: str, call: AttentionSpec | str) -> CheckResult:
-    """The comparison on this process, which fails if another process's does."""
-    if isinstance(call, str):
-        result = compare_products(call)
-    else:
-        kernel = next(kernel for kernel in KERNELS if kernel.name == name)
-        result = compare(name, kernel, call)
-    if distributed.is_several():
-        failed = multihost_utils.process_allgather(np.array([bool(result.failure)])).ravel()
-        if failed.any() and not result.failure:
-            result = result._replace(failure=f"fails in process {np.argmax(failed)}")
-    return result
+def _compare_kernel(kernel: Kernel, call: AttentionSpec) -> CheckResult:
+    """The comparison of `kernel` on `call`, which fails where another process's does."""
+    return _agreed(compare(kernel.name, kernel, call))
+
+
+@cache
+def _compare_products(dtype: str) -> CheckResult:
+    """The comparison of products in `dtype`, which fails where another process's does."""
+    return _agreed(compare_products(dtype))
+
+
+def _agreed(result: CheckResult) -> CheckResult:
+    """`result` of this process, as a failure where the comparison fails in another process."""
+    if not distributed.is_several():
+        return result
+    failed = multihost_utils.process_allgather(np.array([bool(result.failure)])).ravel()
+    if result.failure or not failed.any():
+        return result
+    return result._replace(failure=f"fails in process {np.argmax(failed)}")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.harness.training.device_check import inputs_of, mask_of, options_of
+from experiments.harness.training.attention_inputs import inputs_of, mask_of, options_of
 from jaxformer.distributed import agreed
 from jaxformer.ops.attention import KERNELS, AttentionSpec
 from jaxformer.ops.masks import AttentionMask

@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Float
 
 from jaxformer.distributed.mesh import Device
-from jaxformer.training.train_step import STEP_STATISTICS
+from jaxformer.training.train_step import StepStatistics
 
 
 class FinishedStep(NamedTuple):
@@ -37,7 +37,7 @@ def numbers_of(
     skipped = int(numbers["skipped"])
     if not skipped:
         del numbers["skipped"]
-    for name in numbers.keys() - set(STEP_STATISTICS):  # the loss and its auxiliary sums
+    for name in numbers.keys() - set(StepStatistics._fields):  # the loss and its auxiliary sums
         numbers[name] /= max(tokens, 1.0)
     if learning_rates is not None:  # a skipped step is no update
         update = max(step.number - 1 - skipped, 0)
