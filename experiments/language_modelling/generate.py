@@ -22,13 +22,14 @@ from experiments.harness.runs.text_io import read_text, read_texts
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.presets import GREEDY, OF_DRAWING
 from experiments.language_modelling.prompts import filled_texts
-from experiments.language_modelling.tasks.chat_template import check_messages, load_template
+from experiments.language_modelling.tasks.chat_template import check_messages, find_template
 from jaxformer import pipelines
 from jaxformer.config import Natural, from_plain
 from jaxformer.decoding import CompletionOptions, SamplingConfig
 from jaxformer.errors import ConfigError
+from jaxformer.nn.heads import MaskedLanguageModel
 from jaxformer.nn.models import EncoderOnly
-from jaxformer.pretrained import Loaded, is_pretrained, load_sampling_config
+from jaxformer.pretrained import Loaded, is_pretrained, load_sampling_config, open_folder
 
 _RUN = "runs/language_modelling/python_stdlib"
 
@@ -81,6 +82,7 @@ def parse(args: list[str] | None = None) -> GenerateOptions:
     default = GenerateOptions()
     is_masked = False
     if is_pretrained(folder):
+        is_masked = isinstance(open_folder(folder).model(), MaskedLanguageModel)
         default = GenerateOptions(**_fields(*load_sampling_config(folder)), run=run)
     elif (folder / "config.json").is_file():
         content = config_files.read_object(folder)
@@ -151,7 +153,13 @@ def _continue(loaded: Loaded, options: GenerateOptions, texts: Sequence[str]) ->
 def chat_ids(messages: list[str], loaded: Loaded, options: GenerateOptions) -> list[list[int]]:
     """The ids that ask for the assistant's answer to each message of a user."""
     tokenizer = loaded.require_tokenizer()
-    template = load_template(run_folders(options.run)[0], tokenizer)
+    template = find_template(run_folders(options.run)[0], tokenizer)
+    if not template.source:
+        raise ConfigError(
+            f"{options.run} has no chat template, so nothing says how it is asked: leave out "
+            "--chat, write the template into its chat_template.jinja, or teach it to answer by "
+            "language_modelling.finetune --preset chat"
+        )
     check_messages(messages, tokenizer)
     asked = ([{"role": "user", "content": message}] for message in messages)
     texts = [template.render(each, add_generation_prompt=True) for each in asked]

@@ -121,6 +121,18 @@ def test_a_command_says_what_it_does_not_take(folder, random_params, tmp_path):
         load_run.load_run(tmp_path / "bare")
 
 
+def test_a_model_without_a_chat_template_is_not_asked_by_one_of_ours(folder):
+    run = str(folder("gpt"))
+    with pytest.raises(ConfigError, match=f"{run} has no chat template.*--preset chat"):
+        generate.main(generate.parse(["--run", run, "--text", "sun", "--chat"]))
+
+
+@pytest.mark.parametrize("words", ["--chat", "--temperature 0.3", "--stop a"])
+def test_a_masked_model_of_theirs_is_not_asked_to_continue(folder, words):
+    with pytest.raises(ConfigError, match="masked model"):
+        generate.parse(["--run", str(folder("bert")), *words.split()])
+
+
 def test_a_folder_that_is_no_model_of_theirs_is_taken_for_a_run(folder, tmp_path):
     assert is_pretrained(folder("gpt"))
     assert not is_pretrained(tmp_path / "absent")

@@ -134,7 +134,13 @@ def end_of_prefix(text: str, prefix: str) -> int | None:
 
 
 def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
-    """The template in chat_template.jinja or tokenizer_config.json, else `PLAIN_TEMPLATE`.
+    """The template of the model in `folder` as `find_template` reads it, else `PLAIN_TEMPLATE`."""
+    template = find_template(folder, tokenizer)
+    return template if template.source else template._replace(source=PLAIN_TEMPLATE)
+
+
+def find_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
+    """The template in chat_template.jinja or tokenizer_config.json; its source is "" without one.
 
     A folder with a LoRA adapter and no template has the template of the adapter's base. The names
     of special tokens come from tokenizer_config.json, else the tokenizer's. Raises `DataError` for
@@ -156,7 +162,7 @@ def load_template(folder: Path, tokenizer: Tokenizer) -> ChatTemplate:
     if isinstance(source, list):  # several, by name
         named = {entry.get("name"): entry.get("template") for entry in source}
         source = named.get("default")
-    return ChatTemplate(source if isinstance(source, str) else PLAIN_TEMPLATE, tokens)
+    return ChatTemplate(source if isinstance(source, str) else "", tokens)
 
 
 def special_names(tokenizer: Tokenizer) -> dict[str, str]:
