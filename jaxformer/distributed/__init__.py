@@ -12,8 +12,11 @@ All three compute the same gradient: sums are added over devices and divided onc
 depends on the example's id, not on how a batch is split (`jaxformer.ops.dropout`).
 """
 
-from jaxformer.distributed.mesh import CompiledStep, check_fits, make_mesh, parse_mesh
-from jaxformer.distributed.processes import agreed, assert_processes_agree, initialize
+from jaxformer.distributed.compiled_step import CompiledStep
+from jaxformer.distributed.device_memory import check_fits
+from jaxformer.distributed.joining import initialize
+from jaxformer.distributed.mesh import make_mesh, parse_mesh
+from jaxformer.distributed.processes import agreed, assert_processes_agree
 from jaxformer.distributed.sharding_rules import RULES, partition_specs
 from jaxformer.distributed.strategies import Strategy, replicated, sharded, single, strategy_of
 from jaxformer.distributed.termination import Termination

@@ -16,7 +16,8 @@ from flax import struct
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import Mesh, PartitionSpec
 
-from jaxformer.distributed.mesh import BATCH_AXES, MESH_AXES, row_spec
+from jaxformer.distributed.batch_rows import row_spec
+from jaxformer.distributed.mesh import BATCH_AXES, MESH_AXES
 from jaxformer.distributed.torus import Stages, sum_and_divide
 from jaxformer.errors import ConfigError
 from jaxformer.ops.partitioning import partitioned

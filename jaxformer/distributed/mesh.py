@@ -1,21 +1,15 @@
-"""The mesh of the devices of all processes, their memory, and arrays and programs for it."""
+"""The mesh of the devices of all processes."""
 
 import math
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from types import MappingProxyType
+from collections.abc import Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental.mesh_utils import create_device_mesh
-from jax.sharding import AxisType, Mesh, PartitionSpec, Sharding
+from jax.sharding import AxisType, Mesh
 
 from jaxformer.errors import ConfigError
-from jaxformer.training.parameters import flatten
 
 Device = Any
 """A `jax.Device`; JAX declares no type for it."""
@@ -28,10 +22,6 @@ positions of each row and parameters, in attention the heads (Jacobs et al. 2023
 heads, the feed-forward size F and the vocabulary V.
 """
 
-
-# The limits of the control group that this process is in, of either version of Linux's.
-_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 BATCH_AXES = ("data", "fsdp")
 """The mesh axes that divide the rows of a batch."""
@@ -138,127 +128,3 @@ def standardize(mesh: Mesh) -> Mesh:
     shape = tuple(mesh.shape.get(name, 1) for name in MESH_AXES)
     devices = mesh.devices.transpose(order).reshape(shape)
     return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
-
-
-def row_spec(leaf: Any, axes: tuple[str, ...] = BATCH_AXES) -> PartitionSpec:
-    """The spec of a leaf of a batch: mesh `axes` divide its rows; a scalar is not divided."""
-    return PartitionSpec(axes) if jnp.ndim(leaf) else PartitionSpec()
-
-
-def check_rows(batch: Any, num_shards: int, grad_accumulation: int = 1, share: float = 1.0) -> None:
-    """Raises `ConfigError` for rows that shards times parts of the batch do not divide.
-
-    A leaf has 1 / `share` of the rows of the global batch.
-    """
-    need = num_shards * grad_accumulation
-    for path, leaf in flatten(batch).items():
-        rows = round(leaf.shape[0] * share) if jnp.ndim(leaf) else 0
-        if rows % need:
-            raise ConfigError(
-                f"{path} has {rows} rows, but {num_shards} shards x grad_accumulation="
-                f"{grad_accumulation} need a multiple of {need}: change one of the three"
-            )
-
-
-def global_array(leaf: Any, sharding: Sharding, share: float = 1.0) -> jax.Array:
-    """The array of all processes; this one has built 1 / `share` of its rows, in their order."""
-    leaf = np.asarray(leaf)
-    leaf = leaf.astype(jax.dtypes.canonicalize_dtype(leaf.dtype), copy=False)
-    shape = (round(len(leaf) * share), *leaf.shape[1:]) if leaf.ndim else ()
-    return jax.make_array_from_process_local_data(sharding, leaf, shape)
-
-
-class CompiledStep:
-    """A function compiled for the devices of a mesh, once for each combination of argument shapes.
-
-    `options` go to `jax.jit`.
-
-    >>> from jaxformer.distributed import CompiledStep, make_mesh
-    >>> double = CompiledStep(lambda x: 2 * x, make_mesh("data=1", jax.devices()[:1]))
-    >>> double(jnp.ones(3))
-    Array([2., 2., 2.], dtype=float32)
-    """
-
-    loss: Any = None
-    """The loss that a training step minimises; None of other functions."""
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        mesh: Mesh,
-        compiler_options: Mapping[str, str] = MappingProxyType({}),
-        **options: Any,
-    ) -> None:
-        self._mesh = mesh
-        options["compiler_options"] = dict(compiler_options) or None
-        self._compiled = jax.jit(function, **options)
-
-    def __call__(self, *args: Any) -> Any:
-        """The result of the function, which may still be computed."""
-        with jax.set_mesh(self._mesh):  # overrides a mesh that the caller has set
-            return self._compiled(*args)
-
-    def lower(self, *args: Any) -> jax.stages.Lowered:
-        """The program for arguments of these shapes, before compilation."""
-        with jax.set_mesh(self._mesh):
-            return self._compiled.lower(*args)
-
-
-@contextmanager
-def threefry_kernel(use: bool) -> Iterator[None]:
-    """Within it, if `use`, programs for a GPU call JAX's kernel for random numbers.
-
-    A program that creates many parameters then compiles in a tenth of the time: otherwise each has
-    a kernel of its own.
-    """
-    option = "jax_threefry_gpu_kernel_lowering"
-    before = getattr(jax.config, option)
-    jax.config.update(option, use or before)
-    try:
-        yield
-    finally:
-        jax.config.update(option, before)
-
-
-def check_fits(state: Any) -> None:
-    """Raises `ConfigError` if a device of this process has less memory than its part of `state`.
-
-    `state` is a tree of `jax.ShapeDtypeStruct` with shardings. Without this check XLA takes minutes
-    to fail, and on a CPU hangs.
-    """
-    leaves = jax.tree.leaves(state)
-    size = sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
-    devices = {d for x in leaves for d in x.sharding.device_set}
-    local_devices = [d for d in devices if d.process_index == jax.process_index()]
-    limits = [
-        limit for device in local_devices if (limit := device_memory(device, len(local_devices)))
-    ]
-    if limits and size > min(limits):
-        raise ConfigError(
-            f"the state needs {_bytes(size)} on each device, which has {_bytes(min(limits))}: give "
-            "a smaller model, or shard it over more devices (--strategy sharded --mesh fsdp=N)"
-        )
-
-
-def device_memory(device: Device, count: int = 1) -> float | None:
-    """The bytes that `device` may use, one of `count` of this process; None: not known."""
-    if device.platform == "cpu":
-        total = host_memory()
-        return total and total / count
-    return (device.memory_stats() or {}).get("bytes_limit")
-
-
-def host_memory() -> int | None:
-    """The bytes of memory of this machine, or of the container of this process; None: not known."""
-    if not hasattr(os, "sysconf"):
-        return None
-    sizes = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for path in _LIMITS:
-        with suppress(OSError, ValueError):  # there is no such group, or it has no limit
-            sizes.append(int(Path(path).read_text()))
-    return min(sizes)
-
-
-def _bytes(size: float) -> str:
-    power = min(int(math.log(max(size, 1), 1000)), len(_UNITS) - 1)
-    return f"{size / 1000**power:.3g} {_UNITS[power]}"

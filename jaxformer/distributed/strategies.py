@@ -20,6 +20,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 from jax.tree_util import Partial
 from jaxtyping import Int
 
+from jaxformer.distributed.batch_rows import check_rows, global_array, row_spec
+from jaxformer.distributed.compiled_step import CompiledStep, threefry_kernel
+from jaxformer.distributed.device_memory import check_fits
 from jaxformer.distributed.gathering import (
     GatherAt,
     Gathering,
@@ -27,18 +30,7 @@ from jaxformer.distributed.gathering import (
     on_shards,
     row_axes,
 )
-from jaxformer.distributed.mesh import (
-    BATCH_AXES,
-    CompiledStep,
-    Device,
-    check_fits,
-    check_rows,
-    count_slices,
-    global_array,
-    row_spec,
-    standardize,
-    threefry_kernel,
-)
+from jaxformer.distributed.mesh import BATCH_AXES, Device, count_slices, standardize
 from jaxformer.distributed.processes import is_key, to_numpy
 from jaxformer.distributed.sharding_rules import (
     RULES,

@@ -7,7 +7,7 @@ from typing import Any
 from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.task import MakeStep
 from jaxformer.distributed import Strategy
-from jaxformer.distributed.mesh import device_memory
+from jaxformer.distributed.device_memory import device_memory
 
 MEMORY_SHARE = 0.9
 """The share of a device's memory that a step may take: its programs are not alone there."""
