@@ -184,12 +184,12 @@ def loss_and_gradient(
 
 
 def mean_loss(loss: Loss, batch: Batch, rng: jax.Array | None, parts: int) -> Callable[..., Scalar]:
-    """value(params, specs=None): the mean loss of the whole batch, for the line search of optax.
+    """value(params, specs=None, slices=1): the mean loss of the whole batch.
 
-    optax passes all arguments of an update to it.
+    It is for the line search of optax, which passes all arguments of an update to it.
     """
 
-    def value(params: Params, specs: Any = None) -> Scalar:
+    def value(params: Params, specs: Any = None, slices: int = 1) -> Scalar:
         def sums_of(part: Batch) -> GradientSums:
             total, (tokens, auxiliary) = loss_sums(loss, params, part, rng)
             return {}, total, tokens, auxiliary
@@ -200,7 +200,7 @@ def mean_loss(loss: Loss, batch: Batch, rng: jax.Array | None, parts: int) -> Ca
     return value
 
 
-def refuse_line_search(params: Params, specs: Any = None) -> Scalar:
+def refuse_line_search(params: Params, specs: Any = None, slices: int = 1) -> Scalar:
     """Raises `ConfigError`: a line search differentiates the loss of one device alone."""
     raise ConfigError(
         "this optimizer searches along a line, which needs the loss of all devices within its "
