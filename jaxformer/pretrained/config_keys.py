@@ -58,17 +58,21 @@ def number(
     null means None if `nullable`, else `default`. `kind` is the type; None: the type of `default`.
     `value_of` gives the value to write of our config; None: the field's value.
     """
-    written = attrgetter(field) if value_of is None else value_of
+    value_to_write = attrgetter(field) if value_of is None else value_of
 
     def read(config_json: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
         absent = default(fields) if callable(default) else default
         value = config_json.get(key, absent)
+        if value is None and nullable:
+            return {field: None}
         if value is None or value == absent:
-            return {field: None if value is None and nullable else absent}
-        of = kind or (int if absent is None else type(absent))
-        return {field: parse_number(key, value, of, least)}
+            return {field: absent}
+        expected = kind
+        if expected is None:
+            expected = int if absent is None else type(absent)
+        return {field: parse_number(key, value, expected, least)}
 
-    return Key((key,), read, lambda config: {key: written(config)})
+    return Key((key,), read, lambda config: {key: value_to_write(config)})
 
 
 def choice(key: str, field: str, default: str | bool, names: Mapping[Any, Any]) -> Key:
@@ -126,11 +130,16 @@ def as_text(value: Any) -> str:
 
 def parse_number(key: str, value: Any, kind: type, least: int = 0) -> Any:
     """`value` as `kind` (int, float or bool); `ConfigError` for another type or out of range."""
-    fits = isinstance(value, int) if kind is int else isinstance(value, int | float)
-    fits = isinstance(value, bool) if kind is bool else fits and not isinstance(value, bool)
+    if kind is bool or isinstance(value, bool):  # in Python a truth value is an int, too
+        fits = kind is bool and isinstance(value, bool)
+    elif kind is int:
+        fits = isinstance(value, int)
+    else:
+        fits = isinstance(value, int | float)
     if not fits or not least <= value <= _MAX[kind]:
-        limits = f"from {least} to {_MAX[kind]:,}"
-        allowed = "true or false" if kind is bool else f"{_NUMBERS[kind]} {limits}"
+        allowed = "true or false"
+        if kind is not bool:
+            allowed = f"{_NUMBERS[kind]} from {least} to {_MAX[kind]:,}"
         raise ConfigError(f"{key}={as_text(value)}, but it must be {allowed}")
     return kind(value)
 

@@ -26,10 +26,9 @@ def weight_map(spec: ModelSpec, config_json: Mapping[str, Any]) -> list[Entry]:
     BART and mBART have learned positions and norms of embeddings, mBART and M2M100 the last norms.
     """
     config = spec.config
-    bias = maps.entry("output/bias", "final_logits_bias", _ONE_ROW)
     entries = []
     if config.output.bias:
-        entries += [bias]
+        entries += [maps.entry("output/bias", "final_logits_bias", _ONE_ROW)]
     if config.embeddings.tied == "all":
         entries += [Entry(("embedding/table",), (_SHARED, _SOURCE, _TARGET, _OUTPUT))]
     else:
@@ -88,14 +87,17 @@ def _shared_number(key: str, field: str, default: int) -> config_keys.Key:
     return config_keys.Key(names, read, lambda config: dict.fromkeys(names, getattr(config, field)))
 
 
+_SHARED_KEY, _TIED_KEY = "share_encoder_decoder_embeddings", "tie_word_embeddings"
+
+
 def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """Our fields; `ConfigError` for shared embeddings of two vocabularies."""
     source = config_keys.parse_number("vocab_size", hf.get("vocab_size", 58_101), int)
     target = config_keys.parse_number(
         "decoder_vocab_size", hf.get("decoder_vocab_size") or source, int
     )
-    names = _VOCABULARIES.names[2:]
-    shared, tied = (config_keys.parse_number(name, hf.get(name, True), bool) for name in names)
+    shared = config_keys.parse_number(_SHARED_KEY, hf.get(_SHARED_KEY, True), bool)
+    tied = config_keys.parse_number(_TIED_KEY, hf.get(_TIED_KEY, True), bool)
     if not shared:
         sizes = {"vocab_size": target, "source_vocab_size": source}
         return sizes | {"embeddings.tied": "output" if tied else "none"}
@@ -109,15 +111,16 @@ def _read_vocabularies(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict
 
 
 def _write_vocabularies(config: TransformerConfig) -> dict[str, Any]:
-    """The keys."""
-    source = config.source_vocab_size or config.vocab_size
-    shared = config.ties_inputs
-    values = source, config.vocab_size, shared, config.ties_output
-    return dict(zip(_VOCABULARIES.names, values, strict=True))
+    return {
+        "vocab_size": config.source_vocab_size or config.vocab_size,
+        "decoder_vocab_size": config.vocab_size,
+        _SHARED_KEY: config.ties_inputs,
+        _TIED_KEY: config.ties_output,
+    }
 
 
 _VOCABULARIES = config_keys.Key(
-    ("vocab_size", "decoder_vocab_size", "share_encoder_decoder_embeddings", "tie_word_embeddings"),
+    ("vocab_size", "decoder_vocab_size", _SHARED_KEY, _TIED_KEY),
     _read_vocabularies,
     _write_vocabularies,
 )

@@ -19,6 +19,7 @@ class Names(NamedTuple):
     """The names of tensors outside the blocks, and the entries of a block."""
 
     embedding: str
+    """The embedding, without the ending ".weight", as all names here."""
     blocks: str
     """The blocks, each followed by its number."""
     block: BlockEntries
@@ -64,9 +65,16 @@ def decoder(
     *,
     constants: Mapping[str, Any],
     language_model: str = "ForCausalLM",
-    **others: Any,
+    renamed_endings: Mapping[str, str] = {},
+    ignored_tensors: str = r"(?!)",
+    aliases: Mapping[str, str] = {},
+    ignored_keys: frozenset[str] = frozenset(),
+    inputs_first: str = r"(?!)",
 ) -> Family:
-    """A family of classes `name`; its language model's name has another ending."""
+    """A family of classes `name`; the name of its language model ends in `language_model`.
+
+    The last five are fields of `Family`.
+    """
     return Family(
         model_type=model_type,
         architectures={
@@ -80,5 +88,9 @@ def decoder(
         prefix=names.embedding.partition(".")[0] + ".",
         head_prefixes=(f"{names.output}.", "score."),
         classifier_tensors=("score.weight",),
-        **others,
+        renamed_endings=renamed_endings,
+        ignored_tensors=ignored_tensors,
+        aliases=aliases,
+        ignored_keys=ignored_keys,
+        inputs_first=inputs_first,
     )

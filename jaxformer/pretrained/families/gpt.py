@@ -9,16 +9,13 @@ from jaxformer.pretrained import weight_map as maps
 from jaxformer.pretrained.families.bart import block as bart_block
 from jaxformer.pretrained.families.decoder import Names, decoder
 from jaxformer.pretrained.families.rotary import rotary
-from jaxformer.pretrained.weight_map import FLAT, SAME, Entry, Transform
+from jaxformer.pretrained.weight_map import FLAT, Entry
 
 
-def _joined(path: str, hf: str, each: Transform, whole: Transform, flat: Any) -> list[Entry]:
-    """The entries of query, key and value, which one tensor holds."""
-    kernels, biases = (
-        tuple(f"{path}/attention/{name}/{leaf}" for name in ("query", "key", "value"))
-        for leaf in ("kernel", "bias")
-    )
-    return [Entry(kernels, (f"{hf}.weight",), each, whole), Entry(biases, (f"{hf}.bias",), *flat)]
+def _query_key_value(path: str, leaf: str) -> tuple[str, str, str]:
+    """Our paths of a kernel or a bias of the three projections in the block at `path`."""
+    attention = f"{path}/attention"
+    return f"{attention}/query/{leaf}", f"{attention}/key/{leaf}", f"{attention}/value/{leaf}"
 
 
 def _gpt2_block(path: str, hf: str, *_: Any) -> list[Entry]:
@@ -29,8 +26,13 @@ def _gpt2_block(path: str, hf: str, *_: Any) -> list[Entry]:
         "feed_forward/up": "mlp.c_fc",
         "feed_forward/down": "mlp.c_proj",
     }
-    joined = _joined(path, f"{hf}.attn.c_attn", maps.conv1d(), SAME, [FLAT])
-    return maps.layers(path, hf, names, kernel=maps.conv1d) + joined
+    entries = maps.layers(path, hf, names, kernel=maps.conv1d)
+    # One tensor has the queries of all heads, then all keys, then all values.
+    joined = f"{hf}.attn.c_attn"
+    kernels, biases = _query_key_value(path, "kernel"), _query_key_value(path, "bias")
+    entries.append(Entry(kernels, (f"{joined}.weight",), transform=maps.conv1d()))
+    entries.append(Entry(biases, (f"{joined}.bias",), transform=FLAT))
+    return entries
 
 
 def _neox_block(path: str, hf: str, *_: Any) -> list[Entry]:
@@ -41,9 +43,13 @@ def _neox_block(path: str, hf: str, *_: Any) -> list[Entry]:
         "feed_forward/up": "mlp.dense_h_to_4h",
         "feed_forward/down": "mlp.dense_4h_to_h",
     }
-    of_heads = f"{hf}.attention.query_key_value"  # of each head query, key and value
-    joined = _joined(path, of_heads, SAME, maps.linear(), [SAME, FLAT])
-    return maps.layers(path, hf, names) + joined
+    entries = maps.layers(path, hf, names)
+    # One tensor has query, key and value of the first head, then of the second, and so on.
+    joined = f"{hf}.attention.query_key_value"
+    kernels, biases = _query_key_value(path, "kernel"), _query_key_value(path, "bias")
+    entries.append(Entry(kernels, (f"{joined}.weight",), joined=maps.linear()))
+    entries.append(Entry(biases, (f"{joined}.bias",), joined=FLAT))
+    return entries
 
 
 GPT2 = decoder(

@@ -4,9 +4,10 @@ All have RMS norms, rotary positions, gated layers and shared key/value heads.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxformer.config import ExpertOptions, Rotary, TransformerConfig
 from jaxformer.errors import ConfigError
@@ -34,7 +35,7 @@ _WINDOW_OR_NONE = config_keys.number(
     "sliding_window", "window.size", None, kind=int, least=1, nullable=True
 )
 """The same, where an absent key means all."""
-_WINDOW_OF_SOME = config_keys.number(
+_WINDOW_OF_SOME_LAYERS = config_keys.number(
     "sliding_window",
     "window.size",
     4096,
@@ -42,7 +43,7 @@ _WINDOW_OF_SOME = config_keys.number(
     nullable=True,
     value_of=lambda config: config.window.size or config.max_len,
 )
-"""The same of some layers: transformers needs a number even if none of them has a window."""
+"""The same where some layers have it: transformers needs a number even if none has a window."""
 
 
 def _read_full_attention(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -72,7 +73,7 @@ def _read_layer_types(
     kinds = hf.get("layer_types") or _layer_types(layers, interval)
     if kinds == _layer_types(layers, 1):
         return {"window.size": None}
-    for every in (2, *range(3, layers + 1), None):
+    for every in (*range(2, max(layers, 2) + 1), None):
         if kinds == _layer_types(layers, every):
             return {"window.full_every": every}
     raise ConfigError(
@@ -82,8 +83,12 @@ def _read_layer_types(
 
 
 def _layer_types(layers: int, interval: int | None) -> list[str]:
-    names = {False: "sliding_attention", True: "full_attention"}
-    return [names[interval is not None and i % interval == 0] for i in range(1, layers + 1)]
+    """The kinds of layers of which each `interval`-th has no window; None: all have one."""
+    kinds = ["sliding_attention"] * layers
+    if interval is not None:
+        for number in range(interval, layers + 1, interval):
+            kinds[number - 1] = "full_attention"
+    return kinds
 
 
 def _windows(interval: int, key: str = "") -> config_keys.Key:
@@ -202,12 +207,24 @@ def _block(
     return entries
 
 
+class _Sizes(NamedTuple):
+    """The sizes that stand for the ones that a config.json lacks."""
+
+    d_model: int
+    d_ff: int
+    layers: int
+    heads: int
+    kv_heads: int | None
+
+
 def _family(
     name: str,
     *more: config_keys.Key,
     vocab_size: int,
     max_len: int,
-    sizes: tuple[int, int, int, int, int | None] = (4096, 22_016, 32, 32, 32),
+    sizes: _Sizes,
+    model_type: str = "",
+    aliases: Mapping[str, str] = {},
     tied: bool = False,
     activations: Mapping[str, str] = config_keys.ACTIVATIONS,
     scale: Transform = SAME,
@@ -219,14 +236,13 @@ def _family(
     constants: Mapping[str, Any] = {},
     positions: config_keys.Key = _ROTARY,
 ) -> Family:
-    """A family of classes `name`; the sizes stand for the ones that a config.json lacks.
+    """A family of classes `name`; its model_type is the name in lower case if none is given.
 
-    `sizes` are the model's and its feed-forward network's, and the numbers of layers, heads
-    and key/value heads.
+    `vocab_size`, `max_len`, `sizes`, `tied`, `eps` and the first of `activations` stand for what a
+    config.json lacks. `more` are the keys that not all of these families have.
     """
-    d_model, d_ff, layers, heads, kv_heads = sizes
     return decoder(
-        name.lower(),
+        model_type or name.lower(),
         name,
         Names(
             embedding="model.embed_tokens",
@@ -238,17 +254,17 @@ def _family(
         [
             config_keys.number("vocab_size", "vocab_size", vocab_size),
             config_keys.number("max_position_embeddings", "max_len", max_len),
-            config_keys.number("hidden_size", "d_model", d_model),
-            config_keys.number("num_hidden_layers", "num_decoder_layers", layers),
-            config_keys.number("num_attention_heads", "num_heads", heads),
+            config_keys.number("hidden_size", "d_model", sizes.d_model),
+            config_keys.number("num_hidden_layers", "num_decoder_layers", sizes.layers),
+            config_keys.number("num_attention_heads", "num_heads", sizes.heads),
             config_keys.number(
                 "num_key_value_heads",
                 "attention.num_kv_heads",
-                kv_heads,
+                sizes.kv_heads,
                 nullable=True,
                 value_of=attrgetter("kv_heads"),
             ),
-            config_keys.number(size_key, "d_ff", d_ff),
+            config_keys.number(size_key, "d_ff", sizes.d_ff),
             config_keys.choice(
                 activation_key, "feed_forward.activation", next(iter(activations)), activations
             ),
@@ -266,6 +282,7 @@ def _family(
             **constants,
         },
         ignored_tensors=r"\.rotary_emb\.inv_freq$",
+        aliases=aliases,
         ignored_keys=frozenset(ignored_keys.split()),
     )
 
@@ -281,29 +298,35 @@ def _expert_options(
 ) -> config_keys.Key:
     """The experts: their number in `count_key`, and of each token; the numbers are the defaults.
 
-    `normalize_key` says whether the weights of a token's experts add up to 1; without it they do.
+    `normalize_key` says whether the weights of a token's experts add up to 1. Without such a key
+    they do as `normalize` says.
     """
-    names = (count_key, "num_experts_per_tok", *([normalize_key] if normalize_key else []))
+    top_k_key = "num_experts_per_tok"
+    keys = [count_key, top_k_key]
+    if normalize_key:
+        keys.append(normalize_key)
 
     def read(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
-        defaults = dict(zip(names, (count, top_k, normalize), strict=False))
-        kinds = dict(zip(names, (int, int, bool), strict=False))
-        values = [
-            config_keys.parse_number(
-                name, hf.get(name, defaults[name]), kinds[name], kinds[name] is int
-            )
-            for name in names
-        ]
-        return {"feed_forward.experts": ExpertOptions(*values)}
+        experts = ExpertOptions(
+            num_experts=config_keys.parse_number(count_key, hf.get(count_key, count), int, 1),
+            top_k=config_keys.parse_number(top_k_key, hf.get(top_k_key, top_k), int, 1),
+            normalize=normalize,
+        )
+        if normalize_key in hf:
+            value = config_keys.parse_number(normalize_key, hf[normalize_key], bool)
+            experts = replace(experts, normalize=value)
+        return {"feed_forward.experts": experts}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         experts = config.feed_forward.experts
         if experts is None:
             raise ConfigError("feed_forward.experts=None, but it has experts")
-        values = experts.num_experts, experts.top_k, experts.normalize
-        return dict(zip(names, values, strict=False))
+        content: dict[str, Any] = {count_key: experts.num_experts, top_k_key: experts.top_k}
+        if normalize_key:
+            content[normalize_key] = experts.normalize
+        return content
 
-    return config_keys.Key(names, read, write)
+    return config_keys.Key(tuple(keys), read, write)
 
 
 def _read_all_sparse(hf: Mapping[str, Any], _: Mapping[str, Any]) -> dict[str, Any]:
@@ -333,7 +356,7 @@ LLAMA = _family(
     _biases("attention_bias", "mlp_bias"),
     vocab_size=32_000,
     max_len=2048,
-    sizes=(4096, 11_008, 32, 32, None),
+    sizes=_Sizes(d_model=4096, d_ff=11_008, layers=32, heads=32, kv_heads=None),
     activations=_SILU,
     ignored_keys="pretraining_tp",
 )
@@ -343,7 +366,7 @@ MISTRAL = _family(
     _WINDOW,
     vocab_size=32_000,
     max_len=131_072,
-    sizes=(4096, 14_336, 32, 32, 8),
+    sizes=_Sizes(d_model=4096, d_ff=14_336, layers=32, heads=32, kv_heads=8),
     activations=_SILU,
     constants={"use_bias": False},
 )
@@ -356,20 +379,23 @@ MIXTRAL = _family(
     config_keys.constant("router_jitter_noise", 0.0),
     vocab_size=32_000,
     max_len=131_072,
-    sizes=(4096, 14_336, 32, 32, 8),
+    sizes=_Sizes(d_model=4096, d_ff=14_336, layers=32, heads=32, kv_heads=8),
     eps=1e-5,
     activations=_SILU,
     feed_forward=partial(_experts, "block_sparse_moe", ("w1", "w3", "w2")),
     ignored_keys="output_router_logits router_aux_loss_coef",
     constants={"use_bias": False},
     positions=rotary(default_base=1e6),
-)._replace(aliases={"num_experts": "num_local_experts"})
+    aliases={"num_experts": "num_local_experts"},
+)
 """Jiang et al. 2024: two of eight experts for each token."""
+_QWEN_SIZES = _Sizes(d_model=4096, d_ff=22_016, layers=32, heads=32, kv_heads=32)
 QWEN2 = _family(
     "Qwen2",
     _FULL_ATTENTION,
     vocab_size=151_936,
     max_len=32_768,
+    sizes=_QWEN_SIZES,
     activations=_SILU,
     ignored_keys="sliding_window max_window_layers",
     constants={"use_bias": False, "attention.qkv_bias": True},
@@ -382,6 +408,7 @@ QWEN3 = _family(
     _FULL_ATTENTION,
     vocab_size=151_936,
     max_len=32_768,
+    sizes=_QWEN_SIZES,
     activations=_SILU,
     ignored_keys="sliding_window max_window_layers",
     constants={"attention.query_key_norm": True},
@@ -396,21 +423,23 @@ QWEN3_MOE = _family(
     _ALL_SPARSE,
     vocab_size=151_936,
     max_len=32_768,
-    sizes=(2048, 768, 24, 32, 4),
+    sizes=_Sizes(d_model=2048, d_ff=768, layers=24, heads=32, kv_heads=4),
     activations=_SILU,
     feed_forward=partial(_experts, "mlp", ("gate_proj", "up_proj", "down_proj")),
     size_key="moe_intermediate_size",
+    model_type="qwen3_moe",
+    aliases={"num_local_experts": "num_experts"},
     ignored_keys="""sliding_window max_window_layers intermediate_size output_router_logits
         router_aux_loss_coef""",
     constants={"attention.query_key_norm": True},
-)._replace(model_type="qwen3_moe", aliases={"num_local_experts": "num_experts"})
+)
 """Yang et al. 2025: many small experts, and norms of queries and keys."""
 OLMO2 = _family(
     "Olmo2",
     _biases("attention_bias"),
     vocab_size=50_304,
     max_len=2048,
-    sizes=(4096, 11_008, 32, 32, None),
+    sizes=_Sizes(d_model=4096, d_ff=11_008, layers=32, heads=32, kv_heads=None),
     activations=_SILU,
     constants={
         "norm.placement": "output",
@@ -426,7 +455,7 @@ GEMMA = _family(
     _biases("attention_bias"),
     vocab_size=256_000,
     max_len=8192,
-    sizes=(3072, 24_576, 28, 16, 16),
+    sizes=_Sizes(d_model=3072, d_ff=24_576, layers=28, heads=16, kv_heads=16),
     tied=True,
     activations=_TANH,
     scale=maps.shifted(SAME, 1.0),
@@ -439,14 +468,14 @@ GEMMA2 = _family(
     _head_dim(256),
     _CAUSAL,
     _biases("attention_bias"),
-    _WINDOW_OF_SOME,
+    _WINDOW_OF_SOME_LAYERS,
     _windows(2),
     _QUERY_SCALAR,
     config_keys.number("attn_logit_softcapping", "attention.softcap", 50.0, nullable=True),
     config_keys.number("final_logit_softcapping", "output.softcap", 30.0, nullable=True),
     vocab_size=256_000,
     max_len=8192,
-    sizes=(2304, 9216, 26, 8, 4),
+    sizes=_Sizes(d_model=2304, d_ff=9216, layers=26, heads=8, kv_heads=4),
     tied=True,
     activations={"gelu_pytorch_tanh": "gelu_tanh", **config_keys.ACTIVATIONS},
     activation_key="hidden_activation",
@@ -461,7 +490,7 @@ GEMMA3 = _family(
     _head_dim(256),
     _CAUSAL,
     _biases("attention_bias"),
-    _WINDOW_OF_SOME,
+    _WINDOW_OF_SOME_LAYERS,
     _windows(6, "sliding_window_pattern"),
     _QUERY_SCALAR,
     config_keys.number(
@@ -469,7 +498,7 @@ GEMMA3 = _family(
     ),
     vocab_size=262_208,
     max_len=131_072,
-    sizes=(2304, 9216, 26, 8, 4),
+    sizes=_Sizes(d_model=2304, d_ff=9216, layers=26, heads=8, kv_heads=4),
     tied=True,
     activations={"gelu_pytorch_tanh": "gelu_tanh", **config_keys.ACTIVATIONS},
     activation_key="hidden_activation",

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxformer.config import Linear, Llama3, NoScaling, Rotary, TransformerConfig, Yarn
 from jaxformer.errors import ConfigError
@@ -39,6 +39,18 @@ _SCALINGS: dict[type[NoScaling], tuple[config_keys.Key, ...]] = {
 _NAMES = {"default": NoScaling, "linear": Linear, "llama3": Llama3, "yarn": Yarn}
 
 
+class _OlderKeys(NamedTuple):
+    """The keys that older versions store outside of the object, and the defaults of all versions.
+
+    Without a key of the `fraction` whole heads are rotated.
+    """
+
+    base: str
+    fraction: str
+    default_base: float
+    default_fraction: float
+
+
 def rotary(
     base: str = "rope_theta",
     fraction: str = "",
@@ -51,19 +63,12 @@ def rotary(
     rotated, and a "partial_rotary_factor" of scaled positions is refused: transformers cannot
     compute it either.
     """
+    older = _OlderKeys(base, fraction, default_base, default_fraction)
     names = (base, "rope_parameters", "rope_scaling", fraction or _FRACTION, _ORIGINAL_LEN.names[0])
-    read = partial(_read, base, fraction, default_fraction, default_base)
-    return config_keys.Key(names, read, partial(_write, base, fraction))
+    return config_keys.Key(names, partial(_read, older), partial(_write, base, fraction))
 
 
-def _read(
-    base: str,
-    fraction: str,
-    default_fraction: float,
-    default_base: float,
-    hf: Mapping[str, Any],
-    fields: Mapping[str, Any],
-) -> dict[str, Any]:
+def _read(older: _OlderKeys, hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
     """The positions; `ConfigError` for another scaling.
 
     As in transformers, "rope_scaling" hides "rope_parameters", and both hide the older keys.
@@ -71,32 +76,56 @@ def _read(
     name = "rope_scaling" if hf.get("rope_scaling") else "rope_parameters"
     rope = _numbers(name, hf.get(name))
     kind = _kind(name, rope)
-    scaling = _SCALINGS[kind]
-    unknown = rope.keys() - {key for each in scaling for key in each.names}
-    unknown -= {"rope_theta", "rope_type", "type", _FRACTION}
+    ignored = _unknown_keys(name, rope, kind)
+    if not older.fraction:
+        fraction = rope.get(_FRACTION, hf.get(_FRACTION))
+        if fraction not in (None, 1) and kind is not NoScaling:
+            raise config_keys.unsupported(_FRACTION, fraction, 1.0)
+        if fraction:
+            ignored.add(_FRACTION)
+    config_keys.warn_ignored((f"{name}.{key}" for key in ignored), "this scaling")
+    scaling = _scaling(kind, rope, hf, fields)
+    rotated = 1.0
+    if older.fraction:
+        rotated = _number(name, rope, _FRACTION, hf, older.fraction, older.default_fraction)
+    base = _number(name, rope, "rope_theta", hf, older.base, older.default_base)
+    return {"positions": Rotary(base, rotated, scaling)}
+
+
+def _unknown_keys(name: str, rope: Mapping[str, Any], kind: type[NoScaling]) -> set[str]:
+    """The keys of the object `name` that its kind of scaling does not read."""
+    known = {key for each in _SCALINGS[kind] for key in each.names}
+    unknown = rope.keys() - known - {"rope_theta", "rope_type", "type", _FRACTION}
     if kind is Yarn and {"mscale", "mscale_all_dim"} <= unknown and not rope.get(_MSCALE):
         raise ConfigError(f"{name}.mscale is not supported: give {name}.{_MSCALE}, its result")
-    part = None if fraction else rope.get(_FRACTION, hf.get(_FRACTION))
-    if part not in (None, 1) and kind is not NoScaling:
-        raise config_keys.unsupported(_FRACTION, part, 1.0)
-    unknown |= {_FRACTION} if part else set()
-    config_keys.warn_ignored((f"{name}.{key}" for key in unknown), "this scaling")
-    if hf.get(_ORIGINAL_LEN.names[0]):
-        rope = rope | {_ORIGINAL_LEN.names[0]: hf[_ORIGINAL_LEN.names[0]]}
+    return unknown
+
+
+def _scaling(
+    kind: type[NoScaling],
+    rope: Mapping[str, Any],
+    hf: Mapping[str, Any],
+    fields: Mapping[str, Any],
+) -> NoScaling:
+    """The scaling in the object `rope`; the original length may stand beside the object."""
+    key = _ORIGINAL_LEN.names[0]
+    if hf.get(key):
+        rope = {**rope, key: hf[key]}
     values: dict[str, Any] = {}
-    for each in scaling:
+    for each in _SCALINGS[kind]:
         values |= each.read(rope, {**fields, **values})
+    return kind(**values)
 
-    def number(key: str, old: str, default: float) -> float:
-        for value in (rope.get(key), hf.get(old)):
-            if value is not None:
-                return config_keys.parse_number(
-                    f"{name}.{key}" if key in rope else old, value, float
-                )
-        return default
 
-    rotated = number(_FRACTION, fraction, default_fraction) if fraction else 1.0
-    return {"positions": Rotary(number("rope_theta", base, default_base), rotated, kind(**values))}
+def _number(
+    name: str, rope: Mapping[str, Any], key: str, hf: Mapping[str, Any], old: str, default: float
+) -> float:
+    """The number under `key` of the object `name`, or else under the key `old` of config.json."""
+    if rope.get(key) is not None:
+        return config_keys.parse_number(f"{name}.{key}", rope[key], float)
+    if hf.get(old) is not None:
+        return config_keys.parse_number(old, hf[old], float)
+    return default
 
 
 def rotary_by_layer(base: float, window_base: float) -> config_keys.Key:
@@ -108,26 +137,29 @@ def rotary_by_layer(base: float, window_base: float) -> config_keys.Key:
     full, windowed = "full_attention", "sliding_attention"
 
     def read(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-        parts = hf.get("rope_parameters") or {}
-        if not isinstance(parts, dict) or not parts.keys() <= {full, windowed}:
-            raise config_keys.unsupported("rope_parameters", parts, {full: {}, windowed: {}})
-        of_full = _numbers(full, parts.get(full))
-        of_windowed = _numbers(windowed, parts.get(windowed))
+        by_kind = hf.get("rope_parameters") or {}
+        if not isinstance(by_kind, dict) or not by_kind.keys() <= {full, windowed}:
+            raise config_keys.unsupported("rope_parameters", by_kind, {full: {}, windowed: {}})
+        full_rope = _numbers(full, by_kind.get(full))
+        windowed_rope = _numbers(windowed, by_kind.get(windowed))
         scaling = _numbers("rope_scaling", hf.get("rope_scaling"))
-        if _kind(windowed, of_windowed) is not NoScaling:
+        if _kind(windowed, windowed_rope) is not NoScaling:
             raise config_keys.unsupported(
-                f"rope_parameters.{windowed}", of_windowed, {"rope_type": "default"}
+                f"rope_parameters.{windowed}", windowed_rope, {"rope_type": "default"}
             )
-        flat = {**hf, old: hf.get(old) or base, "rope_parameters": of_full | scaling}
-        positions = _read(old, "", 1.0, base, {**flat, "rope_scaling": None}, fields)["positions"]
-        if fields["window.size"] is None:
-            return {"positions": positions}
-        theta = of_windowed.get("rope_theta") or hf.get(local) or window_base
-        return {
-            "positions": replace(
-                positions, window_base=config_keys.parse_number(local, theta, float)
-            )
+        hf_of_full = {
+            **hf,
+            old: hf.get(old) or base,
+            "rope_parameters": full_rope | scaling,
+            "rope_scaling": None,
         }
+        older = _OlderKeys(old, "", base, 1.0)
+        positions = _read(older, hf_of_full, fields)["positions"]
+        if fields["window.size"] is not None:
+            theta = windowed_rope.get("rope_theta") or hf.get(local) or window_base
+            window_theta = config_keys.parse_number(local, theta, float)
+            positions = replace(positions, window_base=window_theta)
+        return {"positions": positions}
 
     def write(config: TransformerConfig) -> dict[str, Any]:
         positions: Any = config.positions

@@ -14,7 +14,6 @@ from jaxformer.pretrained.model_specs import ModelSpec
 from jaxformer.pretrained.weight_map import SAME, Entry
 
 _OUTPUT = "lm_head.weight"
-_DOWN = {"down": "wo"}
 _EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
 
 
@@ -46,28 +45,42 @@ def weight_map(spec: ModelSpec, hf: Mapping[str, Any]) -> list[Entry]:
 
 
 def _stack(config: TransformerConfig, stack: str, layers: int) -> list[Entry]:
+    """The entries of the encoder's or the decoder's positions and blocks."""
     bias = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
     entries = [maps.entry(f"{stack}/positions/relative_bias", bias)]
-    parts = {"attention": "SelfAttention", "cross_attention": "EncDecAttention"}
-    if stack == "encoder":
-        del parts["cross_attention"]
-    up = {"gate": "wi_0", "up": "wi_1"} if config.feed_forward.gated else {"up": "wi"}
-    last = len(parts)  # the number of the feed-forward layer
-    names = {f"feed_forward/{x}": f"{last}.DenseReluDense.{y}" for x, y in (up | _DOWN).items()}
-    names["feed_forward_norm"] = f"{last}.layer_norm"
-    queries = maps.scaled(maps.linear(), math.sqrt(config.key_size))
-    for j, (part, name) in enumerate(parts.items()):
-        for ours, theirs in (("key", "k"), ("value", "v"), ("out", "o")):
-            names[f"{part}/{ours}"] = f"{j}.{name}.{theirs}"
-        names[f"{part}_norm"] = f"{j}.layer_norm"
     for i in range(layers):
         path, hf = f"{stack}/blocks_{i}", f"{stack}.block.{i}.layer"
-        entries += maps.layers(path, hf, names, False)
-        for j, (part, name) in enumerate(parts.items()):
-            entries += maps.dense(
-                f"{path}/{part}/query", f"{hf}.{j}.{name}.q", False, kernel=queries
-            )
+        entries += _block(config, path, hf, cross=stack == "decoder")
     return entries
+
+
+def _block(config: TransformerConfig, path: str, hf: str, *, cross: bool) -> list[Entry]:
+    """The entries of a block, whose layers are numbered in the folder."""
+    entries = _attention(config, f"{path}/attention", f"{hf}.0", "SelfAttention")
+    feed_forward = f"{hf}.1"
+    if cross:
+        entries += _attention(config, f"{path}/cross_attention", f"{hf}.1", "EncDecAttention")
+        feed_forward = f"{hf}.2"
+    entries += maps.norm(f"{path}/feed_forward_norm", f"{feed_forward}.layer_norm", bias=False)
+    names = {"up": "wi", "down": "wo"}
+    if config.feed_forward.gated:
+        names = {"gate": "wi_0", "up": "wi_1", "down": "wo"}
+    for ours, theirs in names.items():
+        name = f"{feed_forward}.DenseReluDense.{theirs}"
+        entries += maps.dense(f"{path}/feed_forward/{ours}", name, bias=False)
+    return entries
+
+
+def _attention(config: TransformerConfig, path: str, hf: str, name: str) -> list[Entry]:
+    """The entries of the attention at `path`, which is the module `name` of the layer `hf`."""
+    scaled_queries = maps.scaled(maps.linear(), math.sqrt(config.key_size))
+    return [
+        *maps.norm(f"{path}_norm", f"{hf}.layer_norm", bias=False),
+        maps.entry(f"{path}/query/kernel", f"{hf}.{name}.q.weight", scaled_queries),
+        maps.entry(f"{path}/key/kernel", f"{hf}.{name}.k.weight", maps.linear()),
+        maps.entry(f"{path}/value/kernel", f"{hf}.{name}.v.weight", maps.linear()),
+        maps.entry(f"{path}/out/kernel", f"{hf}.{name}.o.weight", maps.linear(inputs=2)),
+    ]
 
 
 def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -81,7 +94,8 @@ def _read_projection(hf: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[s
         )
     # gelu in T5 1.1 is the approximation by tanh.
     activation = "gelu_tanh" if projection == "gated-gelu" else config_keys.ACTIVATIONS[name]
-    gated, repeated = name != projection, hf.get("dense_act_fn")
+    gated = name != projection
+    repeated = hf.get("dense_act_fn")
     if repeated is not None and config_keys.ACTIVATIONS.get(repeated) != activation:
         raise ConfigError(f"dense_act_fn={config_keys.as_text(repeated)} does not fit {projection}")
     if hf.get("is_gated_act") not in (None, gated):
@@ -118,7 +132,7 @@ _TYING = config_keys.Key(
 """Whether the output is the transpose of the embedding: in T5, but not in T5 1.1."""
 
 
-def _of_encoder(fields: Mapping[str, Any]) -> int:
+def _encoder_layers(fields: Mapping[str, Any]) -> int:
     return fields["num_encoder_layers"]
 
 
@@ -139,13 +153,10 @@ def adapt(spec: ModelSpec, names: Collection[str]) -> ModelSpec:
     return spec._replace(config=with_fields(spec.config, {"embeddings.tied": "all"}))
 
 
-def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Family:
-    """A family of classes `name`; the sizes stand for the ones that a config.json lacks.
-
-    `sizes` are the vocabulary's and the feed-forward network's, and the numbers of layers and
-    heads.
-    """
-    vocab_size, d_ff, layers, heads = sizes
+def _family(
+    model_type: str, name: str, *, vocab_size: int, d_ff: int, layers: int, heads: int
+) -> Family:
+    """A family of classes `name`; the sizes stand for the ones that a config.json lacks."""
     return Family(
         model_type=model_type,
         architectures={
@@ -167,7 +178,7 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
             config_keys.number("d_kv", "head_dim", 64, value_of=attrgetter("key_size")),
             config_keys.number("d_ff", "d_ff", d_ff),
             config_keys.number("num_layers", "num_encoder_layers", layers),
-            config_keys.number("num_decoder_layers", "num_decoder_layers", _of_encoder),
+            config_keys.number("num_decoder_layers", "num_decoder_layers", _encoder_layers),
             config_keys.number("num_heads", "num_heads", heads),
             config_keys.number("relative_attention_num_buckets", "positions.buckets", 32),
             config_keys.number("relative_attention_max_distance", "positions.max_distance", 128),
@@ -203,7 +214,7 @@ def _family(model_type: str, name: str, sizes: tuple[int, int, int, int]) -> Fam
     )
 
 
-T5 = _family("t5", "T5", (32_128, 2048, 6, 8))
+T5 = _family("t5", "T5", vocab_size=32_128, d_ff=2048, layers=6, heads=8)
 """`n_positions` is the length of training; relative positions have no limit."""
-MT5 = _family("mt5", "MT5", (250_112, 1024, 8, 6))
+MT5 = _family("mt5", "MT5", vocab_size=250_112, d_ff=1024, layers=8, heads=6)
 """Xue et al. 2021: T5 1.1 of a hundred languages."""
