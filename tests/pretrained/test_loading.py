@@ -27,7 +27,7 @@ from jaxformer.ops.attention import auto_attention, blockwise, reference
 from jaxformer.pretrained import load_pretrained, save_pretrained
 from jaxformer.pretrained.config_keys import ACTIVATIONS
 from jaxformer.pretrained.families import FAMILIES
-from jaxformer.pretrained.family import write_config
+from jaxformer.pretrained.family import read_config, write_config
 from jaxformer.pretrained.model_specs import param_shapes, spec_of
 from jaxformer.text import tokenizers
 from tests.pretrained.models import BERT, GPT2, MODELS, inputs_of
@@ -167,6 +167,14 @@ def test_what_is_not_supported_is_refused_with_key_and_value(folder, name, key, 
     said = json.dumps(value).strip('"') if isinstance(value, bool | str) else ""
     with pytest.raises(ConfigError, match=rf"config\.json: {key}.*{said}"):
         load_pretrained(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "key"), [("mixtral", "num_local_experts"), ("qwen3_moe", "num_experts_per_tok")]
+)
+def test_the_least_number_of_experts_is_named(name, key):
+    with pytest.raises(ConfigError, match=f"{key}=0, but it must be a whole number from 1 to"):
+        read_config(FAMILIES[name], {"model_type": name, key: 0})
 
 
 @pytest.mark.parametrize(
