@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
@@ -28,8 +28,7 @@ _EARLY_STOPPING: dict[Any, Any] = {"never": "never", False: "heuristic", True: "
 
 # Settings that are not supported, each with the value that changes nothing. Without do_sample,
 # temperature, top_k and the like change nothing.
-_NEUTRAL = {
-    "do_sample": False,
+_NEUTRAL: dict[str, Any] = {
     "num_beam_groups": 1,
     "diversity_penalty": 0.0,
     "penalty_alpha": 0.0,
@@ -40,7 +39,6 @@ _NEUTRAL = {
     "force_words_ids": [],
     "constraints": [],
     "sequence_bias": {},
-    "stop_strings": [],
     "max_time": None,
     "dola_layers": None,
     "prompt_lookup_num_tokens": None,
@@ -49,15 +47,22 @@ _NEUTRAL = {
     "token_healing": False,
 }
 
-# The same of decoders, and of decoders that sample.
 _FORCED_BOS = "forced_bos_token_id"
-_DECODER_ONLY: dict[str, Any] = {"num_beams": 1, _FORCED_BOS: None, "forced_eos_token_id": None}
-_SAMPLED_ONLY: dict[str, Any] = {
+_NEUTRAL_IN_SEARCH = _NEUTRAL | {"do_sample": False, "stop_strings": []}
+"""The same of encoder-decoders."""
+_NEUTRAL_IN_COMPLETION = _NEUTRAL | {
+    "num_beams": 1,
+    _FORCED_BOS: None,
+    "forced_eos_token_id": None,
+}
+"""The same of decoders."""
+_NEUTRAL_IN_SAMPLING = _NEUTRAL_IN_COMPLETION | {
     "typical_p": 1.0,
     "epsilon_cutoff": 0.0,
     "eta_cutoff": 0.0,
     "top_h": None,
 }
+"""The same of decoders that sample."""
 
 
 def load_generation_config(
@@ -90,7 +95,7 @@ def load_eos(folder: str | os.PathLike[str]) -> tuple[int, ...] | None:
 
     Raises `ConfigError` for ids outside the vocabulary.
     """
-    return _read(folder, None, lambda settings: settings.ids("eos_token_id", None))
+    return _read(folder, None, lambda settings: settings.ids("eos_token_id"))
 
 
 def load_sampling_config(
@@ -169,60 +174,70 @@ def inexpressible_settings(
     return [f"{name}={values[name]!r}" for name, other in differs.items() if other]
 
 
-class _Settings(dict[str, Any]):
-    """Keys and values that are not null, and the `size` of the vocabulary."""
+@dataclass(frozen=True)
+class _Settings:
+    """The settings of a folder's generation."""
 
-    size: int
+    values: Mapping[str, Any]
+    """Those that are not null, by key."""
+    vocab_size: int
+    """The number of ids of the model."""
 
-    def check_neutral(self, **others: Any) -> None:
-        """Raises `ConfigError` for a key of `_NEUTRAL` or `others` that changes something."""
-        for key, neutral in (_NEUTRAL | others).items():
-            if self.get(key, neutral) not in (neutral, []):
-                raise ConfigError(f"{key}={as_text(self[key])} is not supported: remove it")
+    def check_neutral(self, neutral: Mapping[str, Any]) -> None:
+        """Raises `ConfigError` for a key of `neutral` that changes something."""
+        for key, value in neutral.items():
+            if self.values.get(key, value) not in (value, []):
+                given = as_text(self.values[key])
+                raise ConfigError(f"{key}={given} is not supported: remove it")
 
     def fields(self, keys: Mapping[str, tuple[str, Any]]) -> dict[str, Any]:
         """Our fields with the values of `keys`."""
-        return {field: self.get(key, default) for key, (field, default) in keys.items()}
+        return {field: self.values.get(key, default) for key, (field, default) in keys.items()}
 
-    def id(self, key: str, *others: str) -> int:
-        """The one id under `key`, or else under the first of `others`; it may stand in a list."""
-        value = next((self[name] for name in (key, *others) if name in self), None)
-        alone = isinstance(value, list) and len(value) == 1
-        return self.check_ids(key, value if alone else [value])[0]
+    def one_id(self, *keys: str) -> int:
+        """The one id under the first of `keys` that is there; it may stand in a list."""
+        value = next((self.values[key] for key in keys if key in self.values), None)
+        if isinstance(value, list) and len(value) == 1:
+            value = value[0]
+        return self._parse_id(keys[0], value)
 
-    def ids(self, key: str, default: Any = ()) -> Any:
-        """The ids under `key`, one or a list of them, or `default`."""
-        return self.check_ids(key, self[key]) if key in self else default
+    def ids(self, key: str) -> tuple[int, ...] | None:
+        """The ids under `key`, one or a list of them; None where it is absent."""
+        return self.required_ids(key) if key in self.values else None
 
-    def check_ids(self, key: str, value: Any) -> tuple[int, ...]:
-        """The ids of `value`, one or a list of them."""
+    def required_ids(self, key: str) -> tuple[int, ...]:
+        """The ids under `key`, one or a list of them; `ConfigError` where it is absent."""
+        value = self.values.get(key)
         ids = value if isinstance(value, list) else [value]
-        for one in ids:
-            if type(one) is not int or not 0 <= one < self.size:
-                limits = f"0 to {self.size - 1}"
-                raise ConfigError(f"{key}={as_text(one)}, but it must be one id from {limits}")
-        return tuple(ids)
+        return tuple(self._parse_id(key, each) for each in ids)
 
-    def length(self, end: str, least: int) -> int | None:
-        """`min_new_tokens` or `max_new_tokens`; `min_length` and `max_length` count one more."""
-        new, whole = f"{end}_new_tokens", f"{end}_length"
-        if new in self:
-            return parse_number(new, self[new], int, least)
-        if whole in self:
-            return max(parse_number(whole, self[whole], int) - 1, least)
+    def length(self, new_tokens: str, length: str, least: int) -> int | None:
+        """The number under the key `new_tokens`, or else one less than under the key `length`."""
+        if new_tokens in self.values:
+            return parse_number(new_tokens, self.values[new_tokens], int, least)
+        if length in self.values:
+            return max(parse_number(length, self.values[length], int) - 1, least)
         return None
 
     def suppressed(self, eos: tuple[int, ...]) -> tuple[int, ...]:
         """The ids of suppress_tokens and bad_words_ids."""
-        words = self.get("bad_words_ids", [])
+        words = self.values.get("bad_words_ids", [])
         if not isinstance(words, list) or any(
             not isinstance(word, list) or len(word) != 1 for word in words
         ):
             raise ConfigError(
                 f"bad_words_ids={as_text(words)}, but only words of one token are supported"
             )
-        bad_ids = self.check_ids("bad_words_ids", [word[0] for word in words])
-        return *(id for id in bad_ids if id not in eos), *self.ids("suppress_tokens")
+        bad_ids = [self._parse_id("bad_words_ids", word[0]) for word in words]
+        bad_ids = [index for index in bad_ids if index not in eos]
+        return *bad_ids, *(self.ids("suppress_tokens") or ())
+
+    def _parse_id(self, key: str, value: Any) -> int:
+        """`value` as an id of the vocabulary; `key` is named in the error."""
+        if type(value) is not int or not 0 <= value < self.vocab_size:
+            limits = f"0 to {self.vocab_size - 1}"
+            raise ConfigError(f"{key}={as_text(value)}, but it must be one id from {limits}")
+        return value
 
 
 def _read(
@@ -239,23 +254,23 @@ def _read(
     if config is None:
         config = read_json(path / "config.json")
     content = read_json(path / "generation_config.json", default=dict(config))
-    settings = _Settings((key, value) for key, value in content.items() if value is not None)
+    values = {key: value for key, value in content.items() if value is not None}
     size = config.get("decoder_vocab_size") or config.get("vocab_size")
     try:
-        settings.size = parse_number("vocab_size", size, int)
-        return read(settings)
+        return read(_Settings(values, parse_number("vocab_size", size, int)))
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
 
 def _search_settings(settings: _Settings) -> tuple[SearchConfig, TranslationOptions]:
-    settings.check_neutral()
-    early = settings.get("early_stopping", False)
+    settings.check_neutral(_NEUTRAL_IN_SEARCH)
+    early = settings.values.get("early_stopping", False)
     if not isinstance(early, bool | str) or early not in _EARLY_STOPPING:
         raise unsupported("early_stopping", early, *_EARLY_STOPPING)
-    bos, pad = settings.id("decoder_start_token_id", "bos_token_id"), settings.id("pad_token_id")
-    eos = settings.check_ids("eos_token_id", settings.get("eos_token_id"))
-    forced_eos = settings.ids("forced_eos_token_id")
+    bos = settings.one_id("decoder_start_token_id", "bos_token_id")
+    pad = settings.one_id("pad_token_id")
+    eos = settings.required_ids("eos_token_id")
+    forced_eos = settings.ids("forced_eos_token_id") or ()
     if not eos or pad in eos or forced_eos not in ((), eos):
         raise ConfigError(
             f"eos_token_id={list(eos)}, pad_token_id={pad} and forced_eos_token_id="
@@ -267,10 +282,10 @@ def _search_settings(settings: _Settings) -> tuple[SearchConfig, TranslationOpti
         length_penalty_kind="power",
         early_stopping=_EARLY_STOPPING[early],
         at_max_length="force_eos_at_no_cost" if forced_eos else "cut",
-        min_new_tokens=settings.length("min", 0) or 0,
-        max_new_tokens=settings.length("max", 1),
+        min_new_tokens=settings.length("min_new_tokens", "min_length", 0) or 0,
+        max_new_tokens=settings.length("max_new_tokens", "max_length", 1),
         suppress_tokens=settings.suppressed(eos),
-        forced_bos=settings.id(_FORCED_BOS) if _FORCED_BOS in settings else None,
+        forced_bos=settings.one_id(_FORCED_BOS) if _FORCED_BOS in settings.values else None,
         extra_candidates=len(eos),
         eos=eos,
     )
@@ -283,19 +298,28 @@ def _search_settings(settings: _Settings) -> tuple[SearchConfig, TranslationOpti
 def _sampling_settings(
     settings: _Settings, max_len: int
 ) -> tuple[SamplingConfig, CompletionOptions]:
-    sampled = settings.pop("do_sample", False)
-    stop = settings.pop("stop_strings", ())
-    settings.check_neutral(**_DECODER_ONLY, **(_SAMPLED_ONLY if sampled else {}))
-    eos = settings.ids("eos_token_id", None)
-    drawn = {key: settings.get(key, default) for key, default in _SAMPLING.items()}
+    values = settings.values
+    samples = values.get("do_sample", False)
+    settings.check_neutral(_NEUTRAL_IN_SAMPLING if samples else _NEUTRAL_IN_COMPLETION)
+    drawing: dict[str, Any] = {"temperature": 0.0}
+    if samples:
+        drawing = {key: values.get(key, usual) for key, usual in _SAMPLING.items()}
+    eos = settings.ids("eos_token_id")
+    max_new_tokens = settings.length("max_new_tokens", "max_length", 1)
+    if max_new_tokens is None:
+        max_new_tokens = max(1, min(200, max_len // 2))
     sampling = SamplingConfig(
-        **(drawn if sampled else {"temperature": 0.0}),
+        **drawing,
         **settings.fields(_LOGITS),
-        min_new_tokens=settings.get("min_new_tokens", 0),
-        max_new_tokens=settings.length("max", 1) or max(1, min(200, max_len // 2)),
+        min_new_tokens=values.get("min_new_tokens", 0),
+        max_new_tokens=max_new_tokens,
         suppress_tokens=settings.suppressed(eos or ()),
     )
-    whole = {f"{end}_length" for end in ("min", "max") if f"{end}_new_tokens" not in settings}
-    lengths = {key: settings[key] for key in whole & settings.keys()}
-    stop = (stop,) if isinstance(stop, str) else (*stop,)
-    return sampling, CompletionOptions(eos=eos, stop=stop, **lengths)
+    stop = values.get("stop_strings", ())
+    options = CompletionOptions(eos=eos, stop=(stop,) if isinstance(stop, str) else tuple(stop))
+    # The length of a whole text counts where the length of its new part is not given.
+    if "min_length" in values and "min_new_tokens" not in values:
+        options = replace(options, min_length=values["min_length"])
+    if "max_length" in values and "max_new_tokens" not in values:
+        options = replace(options, max_length=values["max_length"])
+    return sampling, options
