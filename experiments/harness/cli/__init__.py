@@ -6,26 +6,16 @@ reads configurations from files and words, `display` shows what a command does, 
 it was started.
 """
 
-import dataclasses
-import os
 import shlex
 import sys
-import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Callable, Mapping
+from typing import NoReturn, TypeVar
 
-from experiments.harness.cli import config_files, display, help_text
+from experiments.harness.cli import config_files, display
 from experiments.harness.cli.exit_codes import exit_code, run, sentence
 from experiments.harness.cli.gpu_memory import GPU_MEMORY_SHARE
-from experiments.harness.cli.option_effects import (
-    refuse_without_effect,
-    refuse_without_effect_in_all,
-)
-from jaxformer.config import check_trusted, is_import_name, names_in, plain, to_plain, trust
-from jaxformer.config.checks import alternatives
-from jaxformer.errors import ConfigError
-from jaxformer.storage import is_in_bucket, to_path
+from experiments.harness.cli.option_effects import refuse_without_effect_in_all
+from experiments.harness.cli.parsing import parse, parse_base, read_option, take_options
 
 T = TypeVar("T")
 
@@ -46,269 +36,22 @@ __all__ = [
 ]
 
 
-def parse(
+def start(
+    main: Callable[[T], None],
     presets: Mapping[str, T],
-    args: list[str] | None = None,
-    description: str | None = None,
+    description: str | None,
     *,
     experiment: str = "",
     positional: str = "",
-) -> T:
-    """The preset named by `--preset` (the first by default), changed by the options.
-
-    `presets` holds frozen dataclasses. A nested field is set by its dotted name, as in
-    `--model.d_model 256`; a field of type bool is a flag, `--int8` or `--no_int8`. A part is chosen
-    by its name, as in `--model.positions rotary`, and set as a nested field. Below the options,
-    `--config PATH` changes fields by a JSON or TOML file, or a run's folder. With `experiment`,
-    `--resume RUN` takes the settings of a run in a folder of that name, and `--continue_from RUN`
-    too, for a new run that goes on from its state. Arguments without a name are values of the
-    option `positional`; they stand before or after the options, but not after one that takes a
-    list. A list that is given several times has all values. None for `args` reads the process's. An
-    unknown preset or option, an option without effect, and settings that contradict each other, end
-    the process with code 2 and one sentence on stderr.
-    """
-    with _ending_the_process():
-        config, options = _parse(presets, args, description or "", experiment, positional)
-        refuse_without_effect(config, options)
-    return config
-
-
-def parse_base(
-    presets: Mapping[str, T], args: Sequence[str], description: str | None
-) -> tuple[T, list[str]]:
-    """The result of `parse` for settings that a sweep changes, and the options that were typed.
-
-    An option without effect there may have one in a cell. The process ends as that of `parse` does.
-    """
-    with _ending_the_process():
-        return _parse(presets, [*args], description or "", "", "")
-
-
-@contextmanager
-def _ending_the_process() -> Iterator[None]:
-    """Within it a `ConfigError` ends the process with code 2 and one sentence on stderr."""
-    try:
-        yield
-    except ConfigError as error:
-        print(f"error: {sentence(error)}", file=sys.stderr)
-        raise SystemExit(2) from error
-
-
-def take_options(options: T, args: Sequence[str]) -> tuple[T, list[str]]:
-    """`options` with each of the words `args` that is one of its fields, and the other words.
-
-    `--help` prints what the options are, and stays among the words.
-    """
-    groups, kinds = _grouped(args, ""), config_files.settings(options)
-    if "help" in groups:
-        print(help_text.of(options, kinds, []))
-    values = _take(kinds, groups)
-    other_words = [[f"--{name}", *words] for name, uses in groups.items() for words in uses]
-    return config_files.with_overrides(options, values), sum(other_words, [])
-
-
-def read_option(config: Any, name: str, word: str) -> Any:
-    """The value that `word` gives to the setting `name` of `config`."""
-    kinds = config_files.settings(config)
-    _check_known([name], kinds)
-    return _read(kinds[name], [word], name)
-
-
-def start(
-    main: Callable[[T], None], presets: Mapping[str, T], description: str | None, **parsing: str
 ) -> NoReturn:
     """Ends the process after `main` of what `parse` returns, with the exit code of `run`."""
-    sys.exit(run(lambda: main(parse(presets, None, description, **parsing))))
+
+    def parse_and_run() -> None:
+        main(parse(presets, None, description, experiment=experiment, positional=positional))
+
+    sys.exit(run(parse_and_run))
 
 
 def own_command() -> str:
     """The command of this process, without this machine's path of Python: another repeats it."""
     return shlex.join(["python", *sys.orig_argv[1:]])
-
-
-def _parse(
-    presets: Mapping[str, T],
-    args: list[str] | None,
-    description: str,
-    experiment: str,
-    positional: str,
-) -> tuple[T, list[str]]:
-    """The configuration, and the names of the options that were given."""
-    words = sys.argv[1:] if args is None else args
-    groups = _grouped(words, positional)
-    kinds: dict[str, Any] = dict.fromkeys(("preset", "config"), str)
-    kinds |= {name: str for name in ("resume", "continue_from") if experiment}
-    fixed = [*kinds]
-    files = _take(kinds | {"trust_code": bool, "help": tuple[str, ...]}, groups, positional)
-    _trust_names(words, presets, files.pop("trust_code", False))
-    topics = files.pop("help", None)
-    config = _with_files(presets, files, experiment)
-    kinds = config_files.settings(config)
-    kinds |= _own_parts(kinds, groups)
-    values = _take(kinds, groups, positional)
-    _check_known(groups, [*kinds, *fixed])
-    _refuse_no_words(config, values)
-    config = config_files.with_overrides(config, values)
-    if topics is not None:
-        chosen = files.get("preset", next(iter(presets)))
-        about = help_text.about(description, presets, chosen, experiment)
-        print(f"{about}\n{help_text.of(config, kinds, topics)}", end="")
-        raise SystemExit(0)
-    return config, [*values]
-
-
-def _grouped(args: Sequence[str], positional: str) -> dict[str, list[list[str]]]:
-    """Maps option names without hyphens to the words after each use; the last used is the last."""
-    groups: dict[str, list[list[str]]] = {}
-    words: list[str] | None = None
-    for arg in args:
-        name, equals, value = arg.partition("=")
-        if name.startswith("--") or arg == "-h":
-            name = "help" if arg == "-h" else name.removeprefix("--").replace("-", "_")
-            words = [_with_home(value)] if equals else []
-            groups[name] = [*groups.pop(name, []), words]
-        elif words is not None:
-            words.append(arg)
-        elif positional:
-            words = [arg]
-            groups[positional] = [words]
-        else:
-            raise ConfigError(f"{arg!r} is no option: the name of an option begins with --")
-    return groups
-
-
-def _with_home(value: str) -> str:
-    """`value` with the home folder for a first "~": a shell does so in `--run ~/a` alone."""
-    return os.path.expanduser(value) if value.startswith("~/") else value
-
-
-def _take(
-    kinds: Mapping[str, Any], groups: dict[str, list[list[str]]], positional: str = ""
-) -> dict[str, Any]:
-    """Removes the options `kinds` from `groups`: their values, by the names of their fields.
-
-    Words behind an option that does not take them belong to the option `positional`.
-    """
-    flags = {name: name for name, kind in kinds.items() if kind is bool}
-    flags |= {_off(name): name for name in flags}
-    values: dict[str, Any] = {}
-    for name in [*(name for name in groups if name != positional), positional]:
-        if name not in groups or name not in (*kinds, *flags):
-            continue
-        uses, is_list = groups.pop(name), name in kinds and _is_list(kinds[name])
-        count = 0 if name in flags else 1
-        if positional and not is_list and name != positional:
-            later_words = [word for words in uses for word in words[count:]]
-            uses = [words[:count] for words in uses]
-            if later_words:
-                groups.setdefault(positional, []).append(later_words)
-        if name in flags:
-            on = flags[name]
-            values[on] = name == on
-            if uses[-1]:
-                raise ConfigError(
-                    f"--{name} is a flag and takes no value: write --{on} or --{_off(on)} alone"
-                )
-        else:
-            words = sum(uses, []) if is_list else uses[-1]
-            values[name] = _read(kinds[name], words, f"--{name}")
-    return values
-
-
-def _read(kind: Any, words: Sequence[str], where: str) -> Any:
-    """The value of the type `kind` that the words after the option `where` stand for."""
-    if not _is_list(kind) and len(words) != 1:
-        raise ConfigError(f"{where} takes one value, but {len(words)} were given")
-    return words[0] if plain.part_kinds(kind) else config_files.from_words(kind, words, where)
-
-
-def _check_known(names: Iterable[str], known: Iterable[str]) -> None:
-    options = [*known]
-    for name in names:
-        if name not in options:
-            raise ConfigError(f"there is no option --{name}: {help_text.suggestion(name, options)}")
-
-
-def _refuse_no_words(config: Any, values: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a list without words in place of one that is empty already.
-
-    So does a shell that knows no file of a pattern, or an empty variable.
-    """
-    empty = [name for name, value in values.items() if value == ()]
-    before = config_files.flat(to_plain(config)) if empty else {}
-    for name in empty:
-        if before.get(name) == "[]":
-            raise ConfigError(
-                f"--{name} takes values, but none was given: give one, or leave it out"
-            )
-
-
-def _trust_names(words: Sequence[str], presets: Mapping[str, Any], trust_code: bool) -> None:
-    """Trusts the code that the command line and the presets name, or all of it."""
-    given = [word.partition("=")[2] or word for word in words]
-    trust(*filter(is_import_name, given), trust_code=trust_code)
-    for preset in presets.values():
-        trust(*(name for _, name, _ in names_in(to_plain(preset))))
-
-
-def _with_files(presets: Mapping[str, T], files: Mapping[str, str], experiment: str) -> T:
-    """The preset with the fields of the files that --config, --resume and --continue_from name."""
-    resume, parent, chosen = map(files.get, ("resume", "continue_from", "preset"))
-    if resume and len(files) > 1:
-        raise ConfigError(
-            "--resume takes all settings of the run: leave out --config, --preset and "
-            "--continue_from"
-        )
-    run = resume
-    if parent and not ("config" in files or chosen):
-        run = str(config_files.split_step(parent)[0])
-    location = _location(run, experiment) if run else {}
-    path = run or files.get("config")
-    fields = config_files.read_object(to_path(path)) if path else {}
-    check_trusted(fields, path or "")
-    name = chosen or fields.get("preset") or next(iter(presets))
-    if name not in presets:
-        raise ConfigError(f"there is no preset {name!r}: choose one of {', '.join(presets)}")
-    preset: Any = presets[name]
-    if path:
-        fields.pop("preset", None)
-        preset = config_files.with_fields(preset, fields, to_path(path))
-    if run:
-        preset = dataclasses.replace(preset, **location)
-    if not parent:
-        return preset
-    name = f"{preset.name}-continued" if run else preset.name
-    return dataclasses.replace(preset, name=name, continue_from=parent, init_from="")
-
-
-def _location(path: str, experiment: str) -> dict[str, str]:
-    """The options `name` and `runs` of the run in the folder `path`."""
-    folder = to_path(path if "://" in path else os.path.abspath(path))
-    if folder.parent.name != experiment:
-        raise ConfigError(
-            f"{path} is not a run of {experiment}: it is not in a folder {experiment}/"
-        )
-    root = folder.parent.parent
-    runs = str(root) if os.path.isabs(path) or is_in_bucket(root) else os.path.relpath(root)
-    return {"name": folder.name, "runs": runs}
-
-
-def _own_parts(kinds: Mapping[str, Any], groups: Mapping[str, list[list[str]]]) -> dict[str, Any]:
-    """The settings of the parts of your own that `groups` name."""
-    settings_of_parts: dict[str, Any] = {}
-    for name in [name for name in groups if plain.part_kinds(kinds.get(name))]:
-        word = _read(kinds[name], groups[name][-1], f"--{name}")
-        part = plain.find_part(kinds[name], word, f"--{name}")
-        if part != word:
-            settings_of_parts |= config_files.settings(part, f"{name}.")
-    return settings_of_parts
-
-
-def _off(name: str) -> str:
-    """The flag that switches off the flag `name`."""
-    group, dot, last = name.rpartition(".")
-    return f"{group}{dot}no_{last}"
-
-
-def _is_list(kind: Any) -> bool:
-    return any(typing.get_origin(each) in (tuple, list) for each in alternatives(kind))
