@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed
@@ -42,86 +42,41 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
     computes, logs and saves what one that was never stopped does. Raises `Diverged` after too many
     steps in a row without a finite loss, `CheckpointError` for checkpoints of other batches.
     """
-    config, log, checkpoints = run.config, run.log, run.checkpoints
-    training = config.training
-    total = config.optimizer.total_steps
+    training, log = run.config.training, run.log
+    total = run.config.optimizer.total_steps
     parts = training.parts_on(run.devices)
     origin = {"data": task.batches.fingerprint, **task.origin}
-    state, stopping = _restored(state, checkpoints, origin, run.watched.name)
+    state, stopping = _restored(state, run.checkpoints, origin, run.watched.name)
     number = int(state.step)
 
     def batch_of(number: int) -> Any:
         return run.devices.make_batch(partial(task.batches.batch, number), parts)
 
-    def evaluates() -> bool:
-        """Whether the state is to be evaluated, and has not been yet."""
-        due_now = task.evaluate is not None and due(number, training.evaluate_every)
-        return due_now and stopping.step != number
-
-    def goes_on() -> bool:
-        """Whether there is a step to do."""
-        return number < total and not stopping.should_stop(training.patience)
-
-    log.resume(number, without=run.watched.name if evaluates() else None)
-    if goes_on():
+    # The process may have ended between saving and evaluating.
+    must_evaluate = number > 0 and _must_evaluate(run, task, number, stopping)
+    log.resume(number, without=run.watched.name if must_evaluate else None)
+    if _goes_on(run, number, stopping):
         _remove_result(run)
         log.call("begin", number + 1)
     display.say(f"{describe_size(state.params)}; from step {number} to {total}")
-    if config.profile and distributed.is_first():
+    if run.config.profile and distributed.is_first():
         step = profiled(step, run.folder / "profile")
     with ExitStack() as stack:
         preempted = stack.enter_context(
-            asked_to_stop(run.termination, lambda: checkpoints.is_saving)
+            asked_to_stop(run.termination, lambda: run.checkpoints.is_saving)
         )
-        progress = stack.enter_context(
-            Progress(
-                total,
-                lambda step, numbers: log.log(step, **numbers),
-                log_every=training.log_every,
-                runs_ahead=may_run_ahead(run.devices),
-                pause_every=training.evaluate_every,
-                learning_rates=learning_rates(config.optimizer),
-                peak=peak_of(run.devices, config.model.dtype).total,
-            )
-        )
-
-        saves = Saves(checkpoints)
-
-        def save(*, as_best: bool = False) -> None:
-            progress.settle()
-            noted = {
-                "early_stopping": stopping._asdict(),
-                "watched": run.watched.name,
-                "saved_as_best": as_best,
-            }
-            with progress.held_up("saving"):
-                log.call("flush")
-                # Only regular checkpoints are averaged, as if the run had never been stopped.
-                regular = due(number, training.save_every)
-                metric = stopping.metric_at(number)
-                saves.save(number, state, noted | origin, metric, regular=regular)
-
-        def evaluated(*, is_saved: bool) -> EarlyStopping:
-            assert task.evaluate is not None
-            with progress.pause("evaluating"):
-                params = evaluated_params(result_tree(state, training), run, task)
-                scores = task.evaluate(run, params, number)
-            after = log_evaluation(run, number, scores, stopping)
-            if is_saved:
-                log.call("flush")
-                noted = {"early_stopping": after._asdict()}
-                saves.annotate(number, noted, after.metric)
-            return after
-
+        progress = stack.enter_context(_make_progress(run))
+        between = _BetweenSteps(run, task, progress, Saves(run.checkpoints), origin)
         step = progress.announce(step)
-        if number and evaluates():  # the process ended between saving and evaluating
-            stopping = evaluated(is_saved=True)
+        if must_evaluate:
+            stopping = between.evaluate(number, state, stopping)
+            between.note_evaluation(number, stopping)
         stop = False
         known: dict[str, Any] = {}  # what env.json has of the first contact with the devices
         loader = stack.enter_context(
             closing(Prefetched(batch_of, number, total, training.prefetch))
         )
-        while goes_on():
+        while _goes_on(run, number, stopping):
             batch = loader.get()
             state, metrics = step(state, batch)
             number += 1
@@ -132,14 +87,16 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 log.add_environment(**known)
             regular = number == total or due(number, training.save_every)
             if regular:
-                save()  # before the evaluation, which a device may have no room for
-            if evaluates():
-                stopping = evaluated(is_saved=regular)
+                between.save(number, state, stopping)  # a device may have no room to evaluate
+            if _must_evaluate(run, task, number, stopping):
+                stopping = between.evaluate(number, state, stopping)
+                if regular:
+                    between.note_evaluation(number, stopping)
             last = stopping.should_stop(training.patience)
             stop = preempted()
             best = stopping.is_best(number)
             if (last or stop or best) and not regular:
-                save(as_best=best)
+                between.save(number, state, stopping, as_best=best)
             if last and number < total:
                 display.say(
                     f"no {run.watched.name} was better in {training.patience} evaluations: "
@@ -147,10 +104,78 @@ def fit(run: OpenRun, step: Step, state: TrainState, task: Task) -> TrainState:
                 )
             if stop:
                 break
-        saves.end()
+        between.saves.end()
         if stop:
             display.say(f"saved step {number} in {run.folder}: the same command goes on")
     return state
+
+
+def _goes_on(run: OpenRun, number: int, stopping: EarlyStopping) -> bool:
+    """Whether there is a step to do after step `number`."""
+    is_done = number >= run.config.optimizer.total_steps
+    return not is_done and not stopping.should_stop(run.config.training.patience)
+
+
+def _must_evaluate(run: OpenRun, task: Task, number: int, stopping: EarlyStopping) -> bool:
+    """Whether the state after step `number` is to be evaluated, and has not been yet."""
+    is_due = task.evaluate is not None and due(number, run.config.training.evaluate_every)
+    return is_due and stopping.step != number
+
+
+def _make_progress(run: OpenRun) -> Progress:
+    return Progress(
+        run.config.optimizer.total_steps,
+        lambda step, numbers: run.log.log(step, **numbers),
+        log_every=run.config.training.log_every,
+        runs_ahead=may_run_ahead(run.devices),
+        pause_every=run.config.training.evaluate_every,
+        learning_rates=learning_rates(run.config.optimizer),
+        peak=peak_of(run.devices, run.config.model.dtype).total,
+    )
+
+
+class _BetweenSteps(NamedTuple):
+    """Saving and evaluating a state: what is done between two steps."""
+
+    run: OpenRun
+    task: Task
+    progress: Progress
+    saves: Saves
+    origin: Mapping[str, Any]
+    """The facts that every checkpoint keeps of what the run trains on."""
+
+    def save(
+        self, number: int, state: TrainState, stopping: EarlyStopping, *, as_best: bool = False
+    ) -> None:
+        """Saves the state after step `number`; `as_best` where only its evaluation asks for it."""
+        self.progress.settle()
+        metadata = {
+            "early_stopping": stopping._asdict(),
+            "watched": self.run.watched.name,
+            "saved_as_best": as_best,
+            **self.origin,
+        }
+        # Only regular checkpoints are averaged, as if the run had never been stopped.
+        regular = due(number, self.run.config.training.save_every)
+        with self.progress.held_up("saving"):
+            self.run.log.call("flush")
+            metric = stopping.metric_at(number)
+            self.saves.save(number, state, metadata, metric, regular=regular)
+
+    def evaluate(self, number: int, state: TrainState, stopping: EarlyStopping) -> EarlyStopping:
+        """Evaluates the state after step `number`; returns `stopping` after it."""
+        assert self.task.evaluate is not None
+        with self.progress.pause("evaluating"):
+            tree = result_tree(state, self.run.config.training)
+            params = evaluated_params(tree, self.run, self.task)
+            scores = self.task.evaluate(self.run, params, number)
+        return log_evaluation(self.run, number, scores, stopping)
+
+    def note_evaluation(self, number: int, stopping: EarlyStopping) -> None:
+        """Adds the evaluation to the checkpoint of step `number`, which was saved before it."""
+        self.run.log.call("flush")
+        noted = {"early_stopping": stopping._asdict()}
+        self.saves.annotate(number, noted, stopping.metric)
 
 
 def _remove_result(run: OpenRun) -> None:
