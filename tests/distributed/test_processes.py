@@ -100,7 +100,7 @@ for values in (
 """
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_processes_with_different_values_each_say_what_differs_and_where(count):
     address, last = f"127.0.0.1:{free_port()}", count - 1
     starts = [start("-c", DIFFERENT, address, number, count) for number in range(count)]

@@ -118,7 +118,7 @@ LOOP = """
 """
 
 
-@pytest.mark.parametrize("count", [2, 4])
+@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_a_signal_to_one_stops_all_loops_after_the_same_step(tmp_path, count):
     processes = begun(LOOP.format(in_step="pass"), tmp_path, count)
     wait_for(tmp_path / "trains0", *processes)

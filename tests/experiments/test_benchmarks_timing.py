@@ -54,7 +54,7 @@ def test_an_error_of_a_case_is_its_first_line():
         _guarded(int, "7 is odd")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_cases_are_measured_in_turn_each_in_its_process_and_failures_are_told(tmp_path):
     path = tmp_path / "runs.txt"
     makes = {name: partial(noting, path, name) for name in ("jaxformer", "peer")}
@@ -70,7 +70,7 @@ def test_cases_are_measured_in_turn_each_in_its_process_and_failures_are_told(tm
     assert len({*processes, str(os.getpid())}) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_case_that_takes_too_long_is_given_up_and_the_table_says_so(tmp_path, capsys):
     makes = {"quick": partial(noting, tmp_path / "runs.txt", "quick"), "hanging": hanging}
     timing = TimingConfig(rounds=1, case_seconds=40.0, interleaved=False, runs=str(tmp_path))

@@ -53,7 +53,7 @@ def text(tmp_path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_signal_to_one_stops_both_and_their_run_in_a_bucket_goes_on(text, object_storage):
     """Hosts without a shared folder train in a bucket what one shared folder would hold."""
     words = f"{TRANSLATION} {MESH} --optimizer.total_steps 61"

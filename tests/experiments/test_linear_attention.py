@@ -297,6 +297,7 @@ print(json.dumps(["shard_map", found, losses, True]))
 """
 
 
+@pytest.mark.slow
 def test_four_devices_train_and_write_what_one_does():
     (ended,) = finished(start("-c", ON_MESH, devices=4))
     lines = [json.loads(line) for line in ended.out.splitlines()]

@@ -98,7 +98,7 @@ sys.exit(cli.run(lambda: train.main(config)))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("has_ids", [False, True])
+@pytest.mark.parametrize("has_ids", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_four_devices_go_on_with_the_mixture_that_one_device_began(mixed_run, has_ids):
     one, config, _ = mixed_run
     texts, name = Path(config.runs).parent, "four"

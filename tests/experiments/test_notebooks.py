@@ -47,7 +47,7 @@ def test_a_committed_notebook_has_all_its_output_and_pictures(name):
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param(name, marks=pytest.mark.peer if name in NEED_TORCH else pytest.mark.slow)
+        pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.peer] * (name in NEED_TORCH)])
         for name in NOTEBOOKS
     ],
 )

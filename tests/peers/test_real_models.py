@@ -126,6 +126,7 @@ def asked(smollm2, smollm2_folder):
     return prompts
 
 
+@pytest.mark.slow
 def test_a_chat_and_a_text_go_on_greedily_as_theirs_and_end_where_theirs_ends(
     smollm2, asked, torch
 ):
@@ -142,7 +143,7 @@ def test_a_chat_and_a_text_go_on_greedily_as_theirs_and_end_where_theirs_ends(
     assert "Paris" in answers[0].text and answers[0].ids[-1] == tokenizer.eos_token_id
 
 
-@pytest.mark.parametrize("count", [41, pytest.param(200, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [17, pytest.param(200, marks=pytest.mark.slow)])
 def test_sentences_are_as_likely_as_theirs_are(count, smollm2, lines, torch, assert_equal):
     theirs, tokenizer, ours = smollm2
     lines = lines[:count]

@@ -57,7 +57,7 @@ def test_the_loss_and_its_gradients_for_a_gpu_are_those_for_a_cpu(
         assert_equal(a, b, 1e-6)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_200_steps_with_stored_bfloat16_logits_have_the_loss_of_those_with_float32(
     choose_platform, monkeypatch
 ):
