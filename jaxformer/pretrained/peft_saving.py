@@ -57,8 +57,8 @@ def save_adapter(
 ) -> None:
     """Writes the adapters in `params` into the new folder `folder`, as `peft` loads them.
 
-    `params` are those of `model` with adapters (see `add_adapters`), trained from the weights of
-    `base`, which is read to compare: a layer with other weights, such as a new head, is written
+    `params` are of `model` with adapters (see `add_adapters`), trained from the weights of `base`,
+    which is read to compare: a layer with other weights, such as a new head, is written
     whole, in `modules_to_save`. Raises `ConfigError` for parameters without adapters, for a model
     of another family, and for an adapter or a layer that the layout of peft cannot hold.
 
@@ -82,17 +82,18 @@ def save_adapter(
     adapters = adapters_of(arrays)
     if not adapters:
         raise ConfigError(
-            "the parameters have no adapters: give those of a training with lora_rank, not merged"
+            "the parameters have no adapters: give the ones that a training with lora_rank made, "
+            "not merged"
         )
     family, _ = families.find(base.config)
     spec, shapes = spec_of(model), param_shapes(model)
     weight_map = family.weight_map(spec, base.config)
-    written = []
-    changed = set()
+    written: list[_Written] = []
+    changed: set[str] = set()
     for entry in weight_map:
-        given = {path: adapters[path] for path in entry.paths if path in adapters}
-        if given:
-            written.append(_write(entry, given, shapes, family))
+        adapters_of_entry = {path: adapters[path] for path in entry.paths if path in adapters}
+        if adapters_of_entry:
+            written.append(_write(entry, adapters_of_entry, shapes, family))
         if _is_changed(entry, leaves, shapes, base):
             changed.add(_module_of(entry))
     in_both = sorted(changed & {adapter.module for adapter in written})
@@ -127,64 +128,79 @@ def save_adapter(
 
 
 def _write(
-    entry: Entry, given: Mapping[str, Adapter], shapes: Mapping[str, Shape], family: Family
+    entry: Entry, adapters: Mapping[str, Adapter], shapes: Mapping[str, Shape], family: Family
 ) -> _Written:
-    """The adapters `given` of the parameters of `entry` as one of their tensor.
+    """The `adapters` of the parameters of `entry` as one adapter of their tensor.
 
-    Of parameters that one tensor joins, such as query, key and value, the ranks are added: each has
+    The ranks of parameters that one tensor joins, such as query, key and value, are added: each has
     rows of its own in B.
     """
+    _check_can_be_written(entry, adapters)
+    name = entry.names[0]
+    is_table = entry.paths[0].endswith("/table")
+    is_inputs_first = is_table or re.search(family.inputs_first, name) is not None
+    scale = float(next(iter(adapters.values())).scale)
+    inputs = np.concatenate([adapter.a for adapter in adapters.values()], axis=1)
+    rank = inputs.shape[1]
+    outputs = entry_tensor(entry, lambda path: _outputs(path, adapters, shapes[path], scale))
+    if is_inputs_first:
+        outputs = outputs.T
+    product = scale * (outputs @ inputs.T)
+    if is_inputs_first:
+        product = product.T
+    expected = entry_tensor(entry, lambda path: _product(path, adapters, shapes[path]))
+    if np.abs(product - expected).max() > _ROUNDING * np.abs(expected).max():
+        raise ConfigError(
+            f"the adapter of {', '.join(adapters)} has no form in the layout of {name}: export the "
+            "whole model"
+        )
+    module = _module_of(entry)
+    if is_table:
+        tensors = {f"{module}.lora_embedding_A": inputs.T, f"{module}.lora_embedding_B": outputs}
+    else:
+        tensors = {f"{module}.lora_A.weight": inputs.T, f"{module}.lora_B.weight": outputs}
+    return _Written(module, tensors, rank, scale * rank)
+
+
+def _check_can_be_written(entry: Entry, adapters: Mapping[str, Adapter]) -> None:
+    """Raises `ConfigError` for adapters of experts, and of a parameter with several tensors."""
     if entry.matrix is not None:
         raise ConfigError(
-            f"{', '.join(given)} has adapters of experts, which peft does not name one by one: "
+            f"{', '.join(adapters)} has adapters of experts, which peft does not name one by one: "
             "give --training.lora_targets without them, or export the whole model"
         )
-    name, scale = entry.names[0], float(next(iter(given.values())).scale)
     if len(entry.names) > 1:
         raise ConfigError(
             f"{' and '.join(entry.names)} are one parameter with an adapter, but peft would add it "
             "to one of them only: export the whole model"
         )
-    inputs = np.concatenate([adapter.a for adapter in given.values()], axis=1)
-    rank = inputs.shape[1]
-    starts = dict(zip(given, np.cumsum([0, *(x.a.shape[1] for x in given.values())]), strict=False))
 
-    def outputs(path: str) -> np.ndarray:
-        """The adapter's B in the form of a parameter that has the rank for its inputs."""
-        shape = shapes[path]
-        axes = next(n for n in range(1, len(shape)) if math.prod(shape[:n]) == len(inputs))
-        rows = np.zeros((rank, math.prod(shape[axes:])), np.float32)
-        if path in given:
-            adapter, start = given[path], starts[path]
-            rows[start : start + len(adapter.b)] = adapter.b * (float(adapter.scale) / scale)
-        return rows.reshape(rank, *[1] * (axes - 1), *shape[axes:])
 
-    def product(path: str) -> np.ndarray:
-        if path not in given:
-            return np.zeros(shapes[path], np.float32)
-        adapter = given[path]
-        return (float(adapter.scale) * (adapter.a @ adapter.b)).reshape(shapes[path])
+def _outputs(path: str, adapters: Mapping[str, Adapter], shape: Shape, scale: float) -> np.ndarray:
+    """B of all `adapters`, in the form of the parameter at `path` with the rank for its inputs.
 
-    is_table = entry.paths[0].endswith("/table")
-    is_inputs_first = is_table or re.search(family.inputs_first, name) is not None
-    b = entry_tensor(entry, outputs)
-    if is_inputs_first:
-        b = b.T
-    expected = entry_tensor(entry, product)
-    found = scale * (b @ inputs.T)
-    if is_inputs_first:
-        found = found.T
-    if np.abs(found - expected).max() > _ROUNDING * np.abs(expected).max():
-        raise ConfigError(
-            f"the adapter of {', '.join(given)} has no form in the layout of {name}: export the "
-            "whole model"
-        )
-    module = _module_of(entry)
-    if is_table:
-        names = (f"{module}.lora_embedding_A", f"{module}.lora_embedding_B")
-    else:
-        names = (f"{module}.lora_A.weight", f"{module}.lora_B.weight")
-    return _Written(module, dict(zip(names, (inputs.T, b), strict=True)), rank, scale * rank)
+    The rows of the other parameters' adapters are zero; `scale` is the one that peft applies.
+    """
+    rank = sum(len(adapter.b) for adapter in adapters.values())
+    num_inputs = len(next(iter(adapters.values())).a)
+    input_axes = next(n for n in range(1, len(shape)) if math.prod(shape[:n]) == num_inputs)
+    rows = np.zeros((rank, math.prod(shape[input_axes:])), np.float32)
+    start = 0
+    for adapted_path, adapter in adapters.items():
+        if adapted_path == path:
+            share = float(adapter.scale) / scale
+            rows[start : start + len(adapter.b)] = adapter.b * share
+        start += len(adapter.b)
+    ones = [1] * (input_axes - 1)
+    return rows.reshape(rank, *ones, *shape[input_axes:])
+
+
+def _product(path: str, adapters: Mapping[str, Adapter], shape: Shape) -> np.ndarray:
+    """The change of the parameter at `path` by its adapter, zeros where it has none."""
+    if path not in adapters:
+        return np.zeros(shape, np.float32)
+    adapter = adapters[path]
+    return (float(adapter.scale) * (adapter.a @ adapter.b)).reshape(shape)
 
 
 def _is_changed(
