@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.harness.planning.counting import COLLECTIVES
+from experiments.harness.planning.collectives import COLLECTIVES
 from experiments.harness.planning.hlo import Program
 
 VIEWS = ("parameter", "constant", "get-tuple-element", "bitcast", "tuple", "while")

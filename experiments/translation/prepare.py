@@ -15,7 +15,8 @@ from experiments.harness.runs.shared_inputs import described_lines
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import parent
 from experiments.harness.training.training_config import text_cache
-from experiments.translation.corpus import Text, open_corpus, write_known_words
+from experiments.translation.corpus import Text, open_corpus
+from experiments.translation.known_words import write_known_words
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, import_by_name, is_import_name

@@ -18,11 +18,8 @@ from experiments.harness.training import held_out_loss, metric_inputs
 from experiments.harness.training.open_run import OpenRun
 from experiments.harness.training.run_summary import describe_folder
 from experiments.harness.training.samples import Sample
-from experiments.translation.corpus import (
-    Text,
-    fingerprint,
-    read_known_words,
-)
+from experiments.translation.corpus import Text, fingerprint
+from experiments.translation.known_words import read_known_words
 from experiments.translation.prepare import sides
 from experiments.translation.presets import TranslationConfig
 from jaxformer import optional_dependencies

@@ -18,7 +18,7 @@ from experiments.harness.runs.decoding_options import DecodingOptions, load_memb
 from experiments.harness.runs.sample_tables import one_line
 from experiments.harness.runs.shared_inputs import check_shared_files
 from experiments.harness.runs.text_io import check_output, open_binary, read_chunks, source_name
-from experiments.translation.corpus import read_known_words, unknown_words
+from experiments.translation.known_words import read_known_words, unknown_words
 from experiments.translation.load_run import load_decoding
 from experiments.translation.scoring import describe_too_long, prepare_sources
 from jaxformer import storage

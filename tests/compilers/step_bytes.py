@@ -3,8 +3,8 @@
 import math
 from typing import NamedTuple
 
-from experiments.harness.planning.counting import moved_bytes
 from experiments.harness.planning.hlo import Instruction, Program
+from experiments.harness.planning.work import moved_bytes
 
 _NO_KERNELS = {
     "parameter",

@@ -13,8 +13,9 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks.train import PRESETS
-from experiments.harness.planning.counting import collectives, work
+from experiments.harness.planning.collectives import collectives
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.work import work
 from experiments.harness.training.build import build_model
 from experiments.harness.training.fewest_parts import fewest_parts, step_memory
 from experiments.language_modelling.plan import planned

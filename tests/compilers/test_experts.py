@@ -9,8 +9,9 @@ import jax
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from experiments.harness.planning.counting import collectives, work
+from experiments.harness.planning.collectives import collectives
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.work import work
 from jaxformer.config import ExpertOptions, FeedForwardOptions
 from jaxformer.distributed import make_mesh, sharded
 from tests.compilers.conftest import CONFIG, compiled_step, counts

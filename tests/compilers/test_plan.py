@@ -7,9 +7,9 @@ import pytest
 
 from experiments import plan, registry
 from experiments.harness import cli, planning
-from experiments.harness.planning.counting import work
 from experiments.harness.planning.flash_kernels import seen_pairs
 from experiments.harness.planning.targets import TPUS
+from experiments.harness.planning.work import work
 from tests.evidence import records
 
 pytestmark = pytest.mark.compiler

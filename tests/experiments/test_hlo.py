@@ -4,12 +4,14 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.harness.planning import counting
+from experiments.harness.planning.collectives import collectives, dearest_collectives
 from experiments.harness.planning.compiling import AttentionCall, PlannedProgram
 from experiments.harness.planning.hlo import Program, Shape, group_size
+from experiments.harness.planning.largest_arrays import largest_arrays
 from experiments.harness.planning.report import describe, describe_step
 from experiments.harness.planning.schedules import Schedule
 from experiments.harness.planning.step_time import step_time
+from experiments.harness.planning.work import work
 from experiments.harness.training import Cost
 from jaxformer.ops.attention import AttentionSpec, DeviceInfo, explain
 
@@ -118,15 +120,15 @@ def test_a_loop_runs_as_often_as_its_condition_says(tpu):
 
 
 def test_a_collective_spread_over_kernels_is_one_and_another_of_its_channel_is_not(tpu):
-    collectives = counting.collectives(tpu)
-    times = [(each.kind, each.times) for each in collectives]
+    moved = collectives(tpu)
+    times = [(each.kind, each.times) for each in moved]
     assert sorted(times) == [
         *2 * [("all-gather", 40)],
         ("all-reduce", 40),
         ("reduce-scatter", 1),
         ("reduce-scatter", 40),
     ]
-    by_kind = {each.kind: each for each in collectives if each.dtype != "f32"}
+    by_kind = {each.kind: each for each in moved if each.dtype != "f32"}
     gather, reduce = by_kind["all-gather"], by_kind["all-reduce"]
     assert (gather.bytes, gather.devices, gather.asynchronous) == (24 * 128 * 2, 4, True)
     assert (reduce.devices, reduce.asynchronous, reduce.in_loop) == (4, False, True)
@@ -136,7 +138,7 @@ def test_a_collective_spread_over_kernels_is_one_and_another_of_its_channel_is_n
 
 
 def test_a_sum_of_which_a_fusion_keeps_a_slice_is_a_reduce_scatter(tpu):
-    fused, scatter = (x for x in counting.collectives(tpu) if x.kind == "reduce-scatter")
+    fused, scatter = (x for x in collectives(tpu) if x.kind == "reduce-scatter")
     assert (fused.bytes, fused.devices, fused.asynchronous) == (28 * 11 * 4, 4, False)
     assert fused.sent == 40 * fused.bytes * 3 / 4
     assert (scatter.devices, scatter.asynchronous, scatter.in_loop) == (4, True, False)
@@ -158,7 +160,7 @@ ENTRY %main (p: bf16[8,64]) -> bf16[2,64] {
 
 
 def test_a_start_that_returns_its_operands_too_moves_them_once():
-    moved = counting.collectives(Program(STARTS))
+    moved = collectives(Program(STARTS))
     assert {(each.kind, each.bytes) for each in moved} == {
         (kind, 8 * 64 * 2) for kind in ("all-to-all", "all-reduce", "reduce-scatter")
     }
@@ -198,9 +200,9 @@ ENTRY %main (p: f32[8,64]) -> f32[8,64] {
 
 def test_of_a_choice_the_computation_that_sends_most_counts():
     program = Program(CHOICES)
-    kinds = [each.kind for each in counting.dearest_collectives(program)]
+    kinds = [each.kind for each in dearest_collectives(program)]
     assert kinds == ["all-gather", "all-reduce"]  # the second is within the choice of the first
-    assert len(counting.collectives(program)) == 3
+    assert len(collectives(program)) == 3
 
 
 def test_tiles_are_padded_and_memory_on_the_chip_is_known():
@@ -212,7 +214,7 @@ def test_tiles_are_padded_and_memory_on_the_chip_is_known():
 
 
 def test_the_largest_arrays_are_those_of_loops_too_but_not_of_what_is_fused(tpu):
-    assert counting.largest_arrays(tpu, 3) == [
+    assert largest_arrays(tpu, 3) == [
         (3 * 4 * 1024 * 128 * 2, "bf16[3,4,1024,64]", 1),  # 64 padded to 128
         (1000 * 128 * 4, "f32[1000,128]", 1),
         (3 * 16 * 128 * 2, "bf16[3,5,11]", 2),  # of the loop
@@ -313,12 +315,12 @@ def test_a_product_with_experts_takes_the_flops_of_its_own_estimate_and_is_no_at
 
 
 def test_work_counts_what_a_loop_runs_as_often_as_it_runs(tpu):
-    done = counting.work(tpu)
+    done = work(tpu)
     # the product [3, 5, 7] x [3, 11, 7], which a TPU writes as a convolution along the batch
     assert done.flops == 40 * 2 * 3 * 5 * 11 * 7
     slice_of_40 = 2 * 1000 * 128 * 4 + 4  # read and written, and an index
     once = Program(TPU.replace("constant(40)", "constant(1)"))
-    looped, single = done.bytes, counting.work(once).bytes
+    looped, single = done.bytes, work(once).bytes
     in_loop = (looped - single) / 39
     assert single - in_loop == pytest.approx(slice_of_40 + 4 * 3 * 4 * 1024 * 64 * 2 + 40, abs=64)
 
@@ -389,7 +391,7 @@ HEADS = "window={size=12 pad=11_11 rhs_reversal=1}, dim_labels=fb0_0oi->b0f"
     ],
 )
 def test_a_product_has_two_flops_for_each_pair_of_elements_that_meet(line, shapes, flops):
-    assert counting.work(only(line, *shapes)).flops == flops
+    assert work(only(line, *shapes)).flops == flops
 
 
 LOGITS = "bf16[12,1024,50304]"
@@ -456,21 +458,21 @@ LABELS = "s32[12,1024,1]"
     ],
 )
 def test_a_kernel_moves_the_parts_that_it_reads_and_writes(result, lines, shapes, moved):
-    assert counting.work(fusion(result, lines, *shapes)).bytes == moved
+    assert work(fusion(result, lines, *shapes)).bytes == moved
 
 
 def test_an_update_alone_moves_what_is_new():
     shapes = "f32[128,64]", "f32[3,64]", "s32[]"
     line = "f32[128,64] dynamic-update-slice(%p0, %p1, %p2, %p2)"
-    assert counting.work(only(line, *shapes)).bytes == 2 * 3 * 64 * 4
+    assert work(only(line, *shapes)).bytes == 2 * 3 * 64 * 4
     line = "f32[128,64] scatter(%p0, %p2, %p1), to_apply=%add"
-    assert counting.work(only(line, *shapes)).bytes == 2 * 3 * 64 * 4
+    assert work(only(line, *shapes)).bytes == 2 * 3 * 64 * 4
 
 
 def test_the_memory_that_a_product_of_cublas_works_in_is_not_moved():
     line = '(bf16[5,11], s8[4096]) custom-call(%p0, %p1), custom_call_target="__cublas$gemm"'
     shapes = "bf16[5,7]", "bf16[7,11]"
-    assert counting.work(only(line, *shapes)).bytes == 2 * (5 * 7 + 7 * 11 + 5 * 11)
+    assert work(only(line, *shapes)).bytes == 2 * (5 * 7 + 7 * 11 + 5 * 11)
 
 
 def test_what_goes_to_another_slice_takes_the_time_of_the_network():
@@ -513,4 +515,4 @@ def test_a_program_of_this_machine_is_read():
     (sine,) = (run for run in program.executed if "sin" in run.instruction.op_name.split("/"))
     assert (str(sine.instruction.shapes[0]), sine.times) == ("f32[2,13]", 5)
     assert not program.unknown_loops
-    assert counting.work(program).flops == 5 * 2 * 2 * 13 * 13
+    assert work(program).flops == 5 * 2 * 2 * 13 * 13

@@ -17,9 +17,9 @@ from experiments import plan, registry
 from experiments.harness import cli, planning
 from experiments.harness.planning import compiling, parse_target, targets
 from experiments.harness.planning.compiling import PlannedProgram, bytes_per_device
-from experiments.harness.planning.counting import work
 from experiments.harness.planning.report import advice, describe, describe_step
 from experiments.harness.planning.targets import Target
+from experiments.harness.planning.work import work
 from experiments.harness.training import Cost
 from experiments.harness.training.chips import ACCELERATORS, DEVICE_KINDS, Peak, peak_of
 from experiments.harness.training.devices import choose_devices

@@ -9,8 +9,8 @@ import pytest
 from experiments.harness.cli import display
 from experiments.harness.runs import text_io
 from experiments.harness.runs.sample_tables import lines_digest, read_table, write_table
-from experiments.translation.corpus import (
-    Text,
+from experiments.translation.corpus import Text
+from experiments.translation.known_words import (
     read_known_words,
     unknown_words,
     words_of,

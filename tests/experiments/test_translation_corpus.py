@@ -10,7 +10,7 @@ import pytest
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.text_cache import TextCache
 from experiments.harness.training import training_config
-from experiments.translation import corpus
+from experiments.translation import corpus, known_words
 from experiments.translation.corpus import GRAMMAR, Text, fingerprint, open_corpus
 from experiments.translation.prepare import prepare
 from experiments.translation.presets import PRESETS, DataConfig, Files, TranslationConfig
@@ -164,10 +164,10 @@ def test_the_words_of_a_text_are_counted_as_its_lines_give_them(tmp_path):
         "a\x1cb a 3 _x_",
     ]
     lines += ["नमस्ते दुनिया नमस्ते", "İstanbul", "the the"]
-    expected = Counter(word for line in lines for word in corpus.words_of(line))
+    expected = Counter(word for line in lines for word in known_words.words_of(line))
     (tmp_path / "data").mkdir()
-    corpus.write_known_words(tmp_path / "data", lines)
-    assert corpus.read_known_words(tmp_path) == [word for word, _ in expected.most_common()]
+    known_words.write_known_words(tmp_path / "data", lines)
+    assert known_words.read_known_words(tmp_path) == [word for word, _ in expected.most_common()]
 
 
 def many_pairs(folder, count):

@@ -20,6 +20,17 @@ _CALLED = re.compile(
 _NUMBER = re.compile(r"\((\d+)\)")
 _BITS = {"pred": 8, "token": 0}
 """Bits of the types whose names do not say them, as `f32` does."""
+WITHOUT_BUFFER = {
+    "parameter",
+    "constant",
+    "get-tuple-element",
+    "bitcast",
+    "tuple",
+    "while",
+    "call",
+    "conditional",
+}
+"""Operations that compute nothing, and whose results have no memory of their own."""
 _DEVICE_COUNTS = ("num_partitions", "replica_count")
 """Numbers in a program's head whose product is the number of its devices."""
 
@@ -137,6 +148,12 @@ class Program:
             for inner in self.computations.get(name, ()):
                 yield name, inner
                 yield from self.fused(inner)
+
+    def done_by(self, run: Executed) -> list[tuple[str, Instruction]]:
+        """(computation, instruction) of all that `run` fuses, else of its instruction alone."""
+        if run.instruction.opcode in ("fusion", "async-start"):
+            return list(self.fused(run.instruction))
+        return [(run.computation, run.instruction)]
 
     def operand_shapes(self, computation: str, instruction: Instruction) -> list[Shape]:
         """The arrays that go into an instruction of `computation`."""

@@ -10,20 +10,17 @@ from typing import Any
 
 import jax
 
+from experiments.harness.planning.collectives import between_slices, collectives
 from experiments.harness.planning.compiling import (
     TPU_SHARE,
     PlannedProgram,
     PlannedTraining,
     plan_run,
 )
-from experiments.harness.planning.counting import (
-    between_slices,
-    collectives,
-    largest_arrays,
-    work,
-)
+from experiments.harness.planning.largest_arrays import largest_arrays
 from experiments.harness.planning.step_time import step_time
 from experiments.harness.planning.targets import TPUS, Compiler
+from experiments.harness.planning.work import work
 from experiments.harness.training.chips import ACCELERATORS
 from experiments.harness.training.task import Cost
 from jaxformer.nn.remat import REMAT

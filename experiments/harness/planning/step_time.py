@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from experiments.harness.planning import counting
+from experiments.harness.planning.collectives import between_slices, collectives
 from experiments.harness.planning.flash_kernels import MOSAIC, FlashKernel, seen_pairs
 from experiments.harness.planning.hlo import Instruction, Program
 from experiments.harness.planning.schedules import Schedule
@@ -94,7 +94,7 @@ def step_time(
         else:
             flops += run.times * kernel.flops
     waits = {True: 0.0, False: 0.0}
-    for collective in counting.collectives(program):
+    for collective in collectives(program):
         waits[collective.asynchronous] += collective.sent / chip.link
     return StepTime(
         cycles=cycles,
@@ -104,7 +104,7 @@ def step_time(
         experts=of_experts / figures.bfloat16,
         collectives=waits[False],
         asynchronous=waits[True],
-        between_slices=counting.between_slices(program) / chip.network,
+        between_slices=between_slices(program) / chip.network,
     )
 
 

@@ -6,13 +6,10 @@ from typing import Any
 
 import jax
 
-from experiments.harness.planning.counting import (
-    collectives,
-    dearest_collectives,
-    largest_arrays,
-    work,
-)
+from experiments.harness.planning.collectives import collectives, dearest_collectives
 from experiments.harness.planning.hlo import Program
+from experiments.harness.planning.largest_arrays import largest_arrays
+from experiments.harness.planning.work import work
 from tests.compilers.step_bytes import step_cost
 
 
