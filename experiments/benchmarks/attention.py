@@ -12,14 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.timing import (
-    ALONE,
-    Case,
-    MakeCase,
-    TimingConfig,
-    load_torch,
-    run_tables,
-)
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig, one_by_one, run_tables
+from experiments.benchmarks.torch_peers import load_torch
 from experiments.harness import cli
 from experiments.harness.training.chips import peak_of
 from jaxformer.config import Checked, Count, Natural, import_by_name
@@ -89,19 +83,20 @@ large_blocks = partial(blockwise, block=1_024)
 
 PRESETS = {
     "default": AttentionOptions(),
-    "gpu": AttentionOptions(
-        name="attention_gpu",
-        attention_fns=(
-            "cudnn",
-            "gpu_flash",
-            "reference",
-            "blockwise",
-            "experiments.benchmarks.attention:large_blocks",
-        ),
-        seq_lens=tuple(2**n for n in range(10, 16)),
-        tokens=2**15,
-        shape=Shape(num_heads=16, head_dim=128, dtype="bfloat16"),
-        **ALONE,
+    "gpu": one_by_one(
+        AttentionOptions(
+            name="attention_gpu",
+            attention_fns=(
+                "cudnn",
+                "gpu_flash",
+                "reference",
+                "blockwise",
+                "experiments.benchmarks.attention:large_blocks",
+            ),
+            seq_lens=tuple(2**n for n in range(10, 16)),
+            tokens=2**15,
+            shape=Shape(num_heads=16, head_dim=128, dtype="bfloat16"),
+        )
     ),
 }
 PEER = "PyTorch SDPA"

@@ -16,17 +16,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.timing import (
-    ALONE,
-    Case,
-    MakeCase,
-    TimingConfig,
-    compiled_texts,
-    load_torch,
-    random_params,
-    run_tables,
-    text_case,
-)
+from experiments.benchmarks.text_cases import compiled_texts, random_params, text_case
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig, one_by_one, run_tables
+from experiments.benchmarks.torch_peers import load_torch
 from experiments.harness import cli
 from jaxformer import optional_dependencies
 from jaxformer.config import (
@@ -103,9 +95,14 @@ class DecodeOptions(TimingConfig):
 
 PRESETS = {
     "default": DecodeOptions(),
-    "gpu": DecodeOptions(name="decode_gpu", work=DecodeWork(batch_size=128), device="gpu", **ALONE),
+    "gpu": one_by_one(
+        DecodeOptions(name="decode_gpu", work=DecodeWork(batch_size=128), device="gpu")
+    ),
 }
-PEERS = ("transformers", "CTranslate2", "CTranslate2, two translators")
+TRANSFORMERS = "transformers"
+CTRANSLATE2 = "CTranslate2"
+TWO_TRANSLATORS = "CTranslate2, two translators"
+PEERS = (TRANSFORMERS, CTRANSLATE2, TWO_TRANSLATORS)
 
 
 def main(options: DecodeOptions) -> None:
@@ -123,16 +120,16 @@ def cases(work: DecodeWork, folder: Path, device: str) -> dict[str, MakeCase]:
     if device == "gpu":
         return {
             "jaxformer": partial(jax_search, work, folder, "bfloat16"),
-            PEERS[1]: partial(ctranslate2_search, work, folder, "cuda", "float16"),
+            CTRANSLATE2: partial(ctranslate2_search, work, folder, "cuda", "float16"),
         }
     two = partial(ctranslate2_search, work, folder, translators=2)
     return {
         "jaxformer": partial(jax_search, work, folder),
         "jaxformer, int8": partial(jax_search, work, folder, "int8"),
-        PEERS[0]: partial(transformers_search, work, folder),
-        PEERS[1]: partial(ctranslate2_search, work, folder),
-        PEERS[2]: two,
-        f"{PEERS[2]}, int8": partial(two, dtype="int8"),
+        TRANSFORMERS: partial(transformers_search, work, folder),
+        CTRANSLATE2: partial(ctranslate2_search, work, folder),
+        TWO_TRANSLATORS: two,
+        f"{TWO_TRANSLATORS}, int8": partial(two, dtype="int8"),
     }
 
 
@@ -158,7 +155,6 @@ def jax_search(
     With "int8" only the products with weights are in int8, the rest is in float32.
     """
     numbers = "float32" if dtype == "int8" else dtype
-    model: Any
     loaded = load_pretrained(folder, dtype=numbers)
     model = loaded.model
     params = jax.tree.map(lambda leaf: jnp.asarray(leaf, numbers), loaded.params)
@@ -175,8 +171,8 @@ def jax_search(
 
     def search(params: Any, source: jax.Array) -> jax.Array:
         limits = jnp.full(len(source), work.target_len, jnp.int32)
-        ids = {"bos": work.pad, "pad": work.pad}
-        return translate_ids(model, params, source, limits, config, **ids).tokens[:, 0]
+        texts = translate_ids(model, params, source, limits, config, bos=work.pad, pad=work.pad)
+        return texts.tokens[:, 0]
 
     return compiled_texts(search, params, work.sources())
 
@@ -186,7 +182,6 @@ def transformers_search(work: DecodeWork, folder: Path) -> Case:
     torch = load_torch()
     model = _marian(folder).eval()
     source = torch.tensor(work.sources(), dtype=torch.int64)
-    size = {"max_new_tokens": work.target_len, "min_new_tokens": work.target_len}
 
     def decode() -> np.ndarray:
         with torch.inference_mode():
@@ -196,7 +191,8 @@ def transformers_search(work: DecodeWork, folder: Path) -> Case:
                 num_beams=work.beam_size,
                 do_sample=False,
                 forced_eos_token_id=None,
-                **size,
+                max_new_tokens=work.target_len,
+                min_new_tokens=work.target_len,
             )
         return texts[:, 1:].numpy()
 
@@ -214,11 +210,13 @@ def ctranslate2_search(
     library = optional_dependencies.load("ctranslate2")
     with TemporaryDirectory() as temporary:
         _convert(work, folder, temporary)
-        size = {
-            "inter_threads": translators,
-            "intra_threads": max(1, cpu_count() // translators),
-        }
-        translator = library.Translator(temporary, device=device, compute_type=dtype, **size)
+        translator = library.Translator(
+            temporary,
+            device=device,
+            compute_type=dtype,
+            inter_threads=translators,
+            intra_threads=max(1, cpu_count() // translators),
+        )
     source = [[str(number) for number in row] for row in work.sources()]
 
     def decode() -> np.ndarray:

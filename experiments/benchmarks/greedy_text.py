@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.benchmarks.timing import Case, compiled_texts, random_params
+from experiments.benchmarks.text_cases import compiled_texts, random_params
+from experiments.benchmarks.timing import Case
 from experiments.language_modelling.presets import shakespeare_char
 from jaxformer.config import Checked, Count, TransformerConfig, with_fields
 from jaxformer.decoding import SamplerInputs, SamplingConfig, sample

@@ -1,7 +1,6 @@
 """Tables of cases timed in turn, each in a process of its own, printed and written as JSON.
 
-A disturbance of the machine reaches all cases, and their thread pools do not compete. Also what
-several benchmarks share: texts that a compiled program writes, peers' set-up.
+A disturbance of the machine reaches all cases, and their thread pools do not compete.
 """
 
 import contextlib
@@ -14,24 +13,18 @@ import re
 import signal
 import statistics
 import time
-import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import ModuleType
-from typing import Annotated, Any, NamedTuple
-
-import jax
-import numpy as np
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from experiments.harness.results.tables import Table, markdown
-from jaxformer import optional_dependencies
 from jaxformer.config import Checked, Count, Range, to_plain
 from jaxformer.errors import ConfigError, MissingExtra
 from jaxformer.records import write_json
-from jaxformer.runtime import concurrency, concurrently, cpu_count
+from jaxformer.runtime import cpu_count
 
 _PACKAGES = (
     "jax",
@@ -66,13 +59,12 @@ class TimingConfig(Checked):
     """Folder of all runs."""
 
 
-ALONE: dict[str, Any] = {
-    "rounds": 5,
-    "repetitions": 3,
-    "case_seconds": 180.0,
-    "interleaved": False,
-}
-"""Options of cases that share one accelerator."""
+T = TypeVar("T", bound=TimingConfig)
+
+
+def one_by_one(options: T) -> T:
+    """`options` for cases that share one accelerator: each is alone, with few measurements."""
+    return replace(options, rounds=5, repetitions=3, case_seconds=180.0, interleaved=False)
 
 
 class Case(NamedTuple):
@@ -220,23 +212,32 @@ def _seconds(count: int) -> float:
     return _case.seconds(count)
 
 
-COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Timing, dict[str, Any]], str]]] = {
-    "median, ms": ((), lambda time, _: f"{time.median * 1e3:.1f}"),
-    "least, ms": ((), lambda time, _: f"{time.least * 1e3:.1f}"),
-    "spread": ((), lambda time, _: f"{time.spread:.0%}"),
-    "of the best peer": ((), lambda time, _: "-" if time.ratio is None else f"{time.ratio:.2f}"),
-    "tokens a second": (("tokens",), lambda time, case: f"{case['tokens'] / time.median:,.0f}"),
-    "TFLOP/s": (("flops",), lambda time, case: f"{case['flops'] / time.median / 1e12:,.1f}"),
-    "of the peak": (
-        ("flops", "peak_flops"),
-        lambda time, case: f"{case['flops'] / time.median / case['peak_flops']:.1%}",
-    ),
-    "temporary, MB": (
-        ("temporary_bytes",),
-        lambda _, case: f"{case['temporary_bytes'] / 1e6:,.1f}",
-    ),
-}
-"""The metadata that a column needs, and its cell; a column without any cell is left out."""
+def columns_of(timing: Timing) -> dict[str, str]:
+    """The cells of the row of a case, by the titles of their columns; "-" for what is not known."""
+    seconds, facts = timing.median, timing.metadata
+    tokens, flops = facts.get("tokens"), facts.get("flops")
+    peak, temporary = facts.get("peak_flops"), facts.get("temporary_bytes")
+    cells = {
+        "median, ms": f"{seconds * 1e3:.1f}",
+        "least, ms": f"{timing.least * 1e3:.1f}",
+        "spread": f"{timing.spread:.0%}",
+        "of the best peer": "-",
+        "tokens a second": "-",
+        "TFLOP/s": "-",
+        "of the peak": "-",
+        "temporary, MB": "-",
+    }
+    if timing.ratio is not None:
+        cells["of the best peer"] = f"{timing.ratio:.2f}"
+    if tokens:
+        cells["tokens a second"] = f"{tokens / seconds:,.0f}"
+    if flops:
+        cells["TFLOP/s"] = f"{flops / seconds / 1e12:,.1f}"
+    if flops and peak:
+        cells["of the peak"] = f"{flops / seconds / peak:.1%}"
+    if temporary:
+        cells["temporary, MB"] = f"{temporary / 1e6:,.1f}"
+    return cells
 
 
 def run_tables(
@@ -270,17 +271,18 @@ def run_tables(
 
 
 def table(timings: Timings) -> str:
-    """A row for each case, its metadata, and a line for each that was not measured."""
-    columns = {}
-    for title, (needed, cell) in COLUMNS.items():
-        cells = [
-            cell(timing, timing.metadata) if all(map(timing.metadata.get, needed)) else "-"
-            for timing in timings.measured.values()
-        ]
-        if set(cells) - {"-"}:
-            columns[title] = cells
-    rows = list(zip(timings.measured, *columns.values(), strict=True))
-    lines = [markdown(Table(("", *columns), rows))]
+    """A row for each case, its metadata, and a line for each that was not measured.
+
+    A column without any cell is left out.
+    """
+    cells = {name: columns_of(timing) for name, timing in timings.measured.items()}
+    titles = [
+        title
+        for title in next(iter(cells.values()), {})
+        if any(row[title] != "-" for row in cells.values())
+    ]
+    rows = [(name, *(row[title] for title in titles)) for name, row in cells.items()]
+    lines = [markdown(Table(("", *titles), rows))]
     for name, timing in timings.measured.items():
         facts = ", ".join(f"{key} {value}" for key, value in timing.metadata.items())
         if facts:
@@ -308,62 +310,3 @@ def environment() -> dict[str, str | int | float | None]:
         "python": platform.python_version(),
         **versions,
     }
-
-
-def text_case(write: Callable[[], np.ndarray], **metadata: Any) -> Case:
-    """`write()` gives tokens [B, T]; the first four of three texts and a checksum are reported."""
-    text = write()
-    checksum = f"{zlib.crc32(text.astype(np.int32).tobytes()):08x}"
-    reported = {"tokens": text.size, "first_tokens": text[:3, :4].tolist(), "checksum": checksum}
-    return Case(write, metadata | reported)
-
-
-def compiled_texts(
-    write: Callable[..., jax.Array], params: Any, *rows: np.ndarray, **metadata: Any
-) -> Case:
-    """`write(params, *rows)`, compiled, which gives the tokens [B, T] of texts with `rows` [B, ..].
-
-    Compiler options are the default ones. The rows are split into as many parts as a pipeline
-    computes at the same time.
-    """
-    compiled, count = jax.jit(write), concurrency(params)
-    split = [np.array_split(each, min(count, len(each))) for each in rows]
-    runs = [
-        lambda part=part: np.asarray(compiled(params, *part)) for part in zip(*split, strict=True)
-    ]
-    return text_case(
-        lambda: np.concatenate(list(concurrently(runs, count))),
-        device=jax.devices()[0].device_kind,
-        **metadata,
-    )
-
-
-def load_torch(threads: int | None = None) -> ModuleType:
-    """PyTorch, set to `threads`; None: as many as this process has processors."""
-    torch = optional_dependencies.load("torch")
-    torch.set_num_threads(threads or cpu_count())
-    return torch
-
-
-def torch_metadata(model: Any) -> dict[str, Any]:
-    """The number of parameters of `model` and of PyTorch's threads."""
-    count = sum(parameter.numel() for parameter in model.parameters())
-    return {"parameters": count, "threads": optional_dependencies.load("torch").get_num_threads()}
-
-
-def random_params(model: Any, *inputs: np.ndarray) -> Any:
-    """Parameters of `model`: normal numbers with standard deviation d_model^-0.5.
-
-    They are larger than at the start of training, so that each layer changes the next token.
-    Biases are 0, and scales 1.
-    """
-    shapes = jax.eval_shape(lambda: model.init(jax.random.key(0), *inputs))["params"]
-    rng = np.random.default_rng(0)
-    std = np.float32(model.config.d_model**-0.5)
-
-    def random_leaf(path: Any, leaf: jax.ShapeDtypeStruct) -> np.ndarray:
-        if len(leaf.shape) == 1:
-            return np.full(leaf.shape, float(path[-1].key == "scale"), np.float32)
-        return rng.standard_normal(leaf.shape, np.float32) * std
-
-    return jax.tree_util.tree_map_with_path(random_leaf, shapes)

@@ -20,15 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.benchmarks.timing import (
-    ALONE,
-    Case,
-    MakeCase,
-    TimingConfig,
-    load_torch,
-    run_tables,
-    torch_metadata,
-)
+from experiments.benchmarks.timing import Case, MakeCase, TimingConfig, one_by_one, run_tables
+from experiments.benchmarks.torch_peers import load_torch, torch_metadata
 from experiments.harness import cli
 from experiments.harness.training.build import build_model
 from experiments.harness.training.chips import peak_of
@@ -182,43 +175,50 @@ GPT2_WORK = StepWork(
     attention_fn="auto",
 )
 """A step of GPT-2's model that every accelerator has memory for."""
-_SLOWER: dict[str, Any] = {"rounds": 10, "repetitions": 3, "warm_up": 3}
-"""The timing of steps that take a second on a CPU."""
-_ON_ACCELERATOR: dict[str, Any] = {**ALONE, "warm_up": 1, "attention_fns": ("auto",)}
 _PAIRS = replace(GPT2_WORK, batch_size=1_024, seq_len=32)
+
+
+def _slower(options: StepOptions) -> StepOptions:
+    """`options` for steps that take a second on a CPU."""
+    return replace(options, rounds=10, repetitions=3, warm_up=3)
+
+
+def _on_accelerator(
+    name: str, work: StepWork, attention_fns: tuple[str, ...] = ("auto",)
+) -> StepOptions:
+    options = StepOptions(name=name, work=work, warm_up=1, attention_fns=attention_fns)
+    return one_by_one(options)
+
+
 _ALL = (
     StepOptions(),
-    StepOptions(
-        name="characters_10m",
-        work=StepWork(model=shakespeare_char.model, batch_size=4, seq_len=256),
-        **_SLOWER,
+    _slower(
+        StepOptions(
+            name="characters_10m",
+            work=StepWork(model=shakespeare_char.model, batch_size=4, seq_len=256),
+        )
     ),
-    StepOptions(
-        name="multi30k_tiny",
-        work=StepWork(
-            model=multi30k_tiny.model,
-            optimizer=replace(multi30k_tiny.optimizer, learning_rate=4e-4),
-            batch_size=256,
-            seq_len=16,
-        ),
-        **_SLOWER,
+    _slower(
+        StepOptions(
+            name="multi30k_tiny",
+            work=StepWork(
+                model=multi30k_tiny.model,
+                optimizer=replace(multi30k_tiny.optimizer, learning_rate=4e-4),
+                batch_size=256,
+                seq_len=16,
+            ),
+        )
     ),
-    StepOptions(
-        name="gpt2_124m",
-        work=replace(GPT2_WORK, batch_size=512, grad_accumulation=8),
-        **{**_ON_ACCELERATOR, "attention_fns": ("auto", "reference")},
+    _on_accelerator(
+        "gpt2_124m",
+        replace(GPT2_WORK, batch_size=512, grad_accumulation=8),
+        attention_fns=("auto", "reference"),
     ),
-    StepOptions(name="gpt3_xl", work=replace(GPT2_WORK, model=gpt3_xl.model), **_ON_ACCELERATOR),
-    StepOptions(
-        name="wmt14_base",
-        work=replace(_PAIRS, model=replace(TRANSFORMER_BASE, dtype="bfloat16")),
-        **_ON_ACCELERATOR,
+    _on_accelerator("gpt3_xl", replace(GPT2_WORK, model=gpt3_xl.model)),
+    _on_accelerator(
+        "wmt14_base", replace(_PAIRS, model=replace(TRANSFORMER_BASE, dtype="bfloat16"))
     ),
-    StepOptions(
-        name="wmt14_big",
-        work=replace(_PAIRS, model=replace(TRANSFORMER_BIG, dtype="bfloat16")),
-        **_ON_ACCELERATOR,
-    ),
+    _on_accelerator("wmt14_big", replace(_PAIRS, model=replace(TRANSFORMER_BIG, dtype="bfloat16"))),
 )
 PRESETS = {options.name: options for options in _ALL}
 
@@ -309,10 +309,17 @@ def nanogpt_step(work: StepWork, folder: Path, compiled: bool) -> Case:
     torch.manual_seed(0)
     sizes = work.model
     learning = work.constant
-    shape = {"n_layer": sizes.num_decoder_layers, "n_head": sizes.num_heads}
-    shape |= {"n_embd": sizes.d_model, "block_size": sizes.max_len, "vocab_size": sizes.vocab_size}
+    config = code.GPTConfig(
+        n_layer=sizes.num_decoder_layers,
+        n_head=sizes.num_heads,
+        n_embd=sizes.d_model,
+        block_size=sizes.max_len,
+        vocab_size=sizes.vocab_size,
+        dropout=sizes.dropout_rate,
+        bias=False,
+    )
     with open(os.devnull, "w", encoding="utf-8") as silence, contextlib.redirect_stdout(silence):
-        model = code.GPT(code.GPTConfig(**shape, dropout=sizes.dropout_rate, bias=False))
+        model = code.GPT(config)
         betas = learning.b1, learning.b2
         optimizer = model.configure_optimizers(
             learning.weight_decay, learning.learning_rate, betas, "cpu"

@@ -99,8 +99,15 @@ class Captioner(nn.Module):
         size, config = (self.patch, self.patch), self.config
         patches = nn.Conv(config.d_model, size, strides=size, name="patches")(images)
         x = patches.reshape(len(images), -1, config.d_model)
-        options: Any = {"positions": jf.Learned(), "norm_options": config.norm}
-        encoded = jf.Encoder(2, config.num_heads, config.d_ff, **options, name="encoder")(x)
+        encoder = jf.Encoder(
+            num_layers=2,
+            num_heads=config.num_heads,
+            d_ff=config.d_ff,
+            positions=jf.Learned(),
+            norm_options=config.norm,
+            name="encoder",
+        )
+        encoded = encoder(x)
         embedding = jf.Embedding(config.vocab_size, config.d_model)
         decoder = make_stack(config, config.num_decoder_layers, cross=True)
         kv = decoder.encoder_keys_values(encoded)
@@ -205,8 +212,7 @@ def sharded_steps(
     step = jf.make_train_step(loss, optimizer, reduce=reduce)
     auto = (jax.sharding.AxisType.Auto,)
     mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=auto)
-    specs: Any = {"in_specs": (P(), P("data")), "out_specs": P()}
-    mapped = jax.shard_map(step, mesh=mesh, **specs)
+    mapped = jax.shard_map(step, mesh=mesh, in_specs=(P(), P("data")), out_specs=P())
     return jax.jit(mapped), jax.pmap(step, "data", in_axes=(None, 0), out_axes=None)
 
 

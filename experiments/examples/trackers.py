@@ -28,11 +28,15 @@ class Tracker(ABC):
     """A logger of a tracker's run, which goes on when the run in `folder` is resumed."""
 
     def __init__(self, folder: Path) -> None:
-        record, name = Record(folder / RECORD), type(self).__name__
-        known = record.read_if_intact()
-        text = (folder / "config.json").read_text(encoding="utf-8")
         self._sent: dict[str, int] = {}
-        run = self.open(folder.name, json.loads(text), known.get(name, {}).get("run"))
+        """The last step of each curve when the run was opened."""
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        # The record has the runs of all trackers, by the names of their classes.
+        record = Record(folder / RECORD)
+        known = record.read_if_intact()
+        name = type(self).__name__
+        earlier_run = known.get(name, {}).get("run")
+        run = self.open(folder.name, config, earlier_run)
         record.write({**known, name: {"run": run, "address": self.address()}})
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -47,7 +51,10 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, name: str, config: Mapping[str, Any], run: str | None) -> str:
-        """Begins a run called `name`, or goes on with `run`; returns what `run` is to be then."""
+        """Begins a run called `name`, or goes on with `run`; the id by which it is found again.
+
+        It also fills `_sent` where the tracker tells what it has.
+        """
 
     @abstractmethod
     def address(self) -> str:
@@ -70,12 +77,17 @@ class Trackio(Tracker):
     """trackio, in the folder TRACKIO_DIR, in a Space or on a server, as its variables say."""
 
     def open(self, name: str, config: Mapping[str, Any], run: str | None) -> str:
-        """The run, which is found again by its name."""
+        """The name of the run, by which trackio finds it again."""
         trackio = optional_dependencies.load("trackio")
         run = run or f"{name}-{secrets.token_hex(4)}"
-        usage = {"auto_log_gpu": False, "auto_log_cpu": False}
         self._run = trackio.init(
-            PROJECT, run, config=dict(config), resume="allow", embed=False, **usage
+            PROJECT,
+            run,
+            config=dict(config),
+            resume="allow",
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
         )
         for point in trackio.SQLiteStorage.get_logs(PROJECT, run):
             for curve in point.keys() - {"step", "timestamp"}:
@@ -106,7 +118,7 @@ class MLflow(Tracker):
     """MLflow, at MLFLOW_TRACKING_URI."""
 
     def open(self, name: str, config: Mapping[str, Any], run: str | None) -> str:
-        """The run, which is found again by the id that MLflow gave it."""
+        """The id that MLflow gave the run."""
         self._client = optional_dependencies.load("mlflow").MlflowClient()
         experiment = self._client.get_experiment_by_name(PROJECT)
         if experiment is None:
@@ -153,7 +165,7 @@ class WandB(Tracker):
     """Weights & Biases; with WANDB_MODE=offline in files that `wandb sync` sends later."""
 
     def open(self, name: str, config: Mapping[str, Any], run: str | None) -> str:
-        """The run, which its server finds again by the id."""
+        """The id, by which the server finds the run again."""
         run = run or secrets.token_hex(4)
         self._wandb = optional_dependencies.load("wandb")
         self._run = self._wandb.init(
