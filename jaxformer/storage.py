@@ -1,7 +1,7 @@
 """Files in a folder of this machine or in a bucket (gs://), by one kind of path.
 
-A request to a bucket that fails for a while is repeated by gcsfs and tensorstore. What fails
-for good is an `OSError` with the path, the reason and what to do.
+A request to a bucket that fails for a while is repeated by gcsfs and tensorstore. A request that
+fails for good is an `OSError` with the path, the reason and what to do.
 """
 
 import errno

@@ -22,7 +22,7 @@ from experiments.harness import cli
 from jaxformer.errors import ConfigError
 
 Pair = tuple[Any, list[int], list[int]]
-"""What was asked, the ids of a context and of a continuation."""
+"""The text that was asked, the ids of a context and of a continuation."""
 
 
 class JaxformerLM(TemplateLM):

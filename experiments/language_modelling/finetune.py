@@ -39,7 +39,7 @@ class Prepared(NamedTuple):
     """The examples as rows of ids."""
 
     facts: Any
-    """What the rows depend on besides the examples: the labels, or the chat template."""
+    """The facts that rows depend on besides the examples: the labels, or the chat template."""
     batches: Rows
     splits: dict[str, Encoded]
     """validation and, where there is one, test."""

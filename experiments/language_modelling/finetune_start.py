@@ -1,4 +1,4 @@
-"""What a fine-tuning starts from: model, tokenizer and weights of a run or of a folder."""
+"""The start of a fine-tuning: model, tokenizer and weights of a run or of a folder."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -66,7 +66,7 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
 
 
 def _check_same(config: FinetuneConfig, source: LanguageConfig, folder: Path) -> None:
-    """Raises `ConfigError` for a setting of `config` that is not that of `source` in `folder`.
+    """Raises `ConfigError` for a setting of `config` that differs from `source` in `folder`.
 
     A default stands for the setting of what the run starts from.
     """
@@ -105,7 +105,7 @@ def prepare_tokenizer(config: FinetuneConfig, folder: Path) -> Tokenizer:
 def read_weights(run: OpenRun) -> Any:
     """The parameters that the run starts with, on its devices; None: random ones.
 
-    Of a model with a head those below it, which are the "backbone" of a model with another head.
+    A model with a head gives the parameters below it, the "backbone" of a model with another head.
     """
     config = run.config
     if config.task.from_scratch:

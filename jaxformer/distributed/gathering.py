@@ -345,6 +345,6 @@ def _is_gathered(spec: PartitionSpec, kept: PartitionSpec) -> bool:
 
 
 def _select_axes(spec: PartitionSpec, wanted: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Those of the `wanted` mesh axes that divide each dimension."""
+    """The `wanted` mesh axes among the ones that divide each dimension."""
     groups = (axes if isinstance(axes, tuple) else (axes,) for axes in spec)
     return [tuple(axis for axis in group if axis in wanted) for group in groups]

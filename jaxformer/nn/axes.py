@@ -10,8 +10,8 @@ parameters are called. A module class may name the axes of its parameters in
 The outermost module that names a parameter decides. "experts" as the first name stacks matrices,
 each of them a matrix of its own: "experts embed -> mlp" are E matrices [D, F], also where `nn.vmap`
 stacks them. Without a name, the axes of `nn.Dense`,
-`nn.DenseGeneral`, `nn.Conv` and `nn.Embed` follow from their features. Of any other parameter with
-two or more axes the first is the input. One axis, or none, has no input.
+`nn.DenseGeneral`, `nn.Conv` and `nn.Embed` follow from their features. The first axis of any other
+parameter with two or more axes is its input. One axis, or none, has no input.
 """
 
 import inspect

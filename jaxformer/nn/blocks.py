@@ -170,7 +170,7 @@ class Block(CheckedModule):
     def init_cache(
         self, batch_size: int, num_beams: int, max_length: int, d_model: int
     ) -> LayerCache | LayerState | Any:
-        """What `decode` keeps of the tokens so far, before the first: its attention's `init_cache`.
+        """The cache of `decode` before the first token: its attention's `init_cache`.
 
         It is for `num_beams` beams of `batch_size` sentences, of up to `max_length` tokens each.
         """

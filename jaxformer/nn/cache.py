@@ -37,9 +37,8 @@ class LayerCache(struct.PyTreeNode):
     """The keys and values of one layer, in the layout that attention multiplies.
 
     Keys [B, K, H, S] and values [B, K, S, Hv] of S = L x `slots`: position l of a sentence has a
-    slot for each of its beams. `groups` are the sizes of B and K. Of these, axes of size 1 are left
-    out of the arrays: XLA drops them from a product, and a loop would copy an array that has them
-    at each step.
+    slot for each of its beams. `groups` are the sizes of B and K. The arrays have no such axis of
+    size 1: XLA drops it from a product, and a loop would copy an array that has it at each step.
 
     >>> keys = values = jnp.zeros((2, 5, 4, 3))  # [B, L, K, H]
     >>> cache = jf.LayerCache.create(keys, values)

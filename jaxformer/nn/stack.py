@@ -180,7 +180,7 @@ class Stack(CheckedModule):
         max_length: int,
         d_model: int,
     ) -> tuple[Any, ...]:
-        """What each layer of an empty `Cache` keeps: the result of its block's `init_cache`.
+        """The part of each layer in an empty `Cache`: the result of its block's `init_cache`.
 
         A block without such a method keeps keys and values, which `make_default` makes.
         """

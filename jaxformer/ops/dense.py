@@ -74,7 +74,7 @@ def dense(
 
     The plain twin is `jnp.tensordot(x, kernel.astype(x.dtype), num_inputs)`: both give the same
     result to rounding. A `QuantizedMatrix` is multiplied by `int8_matmul`; its outputs are one
-    axis, in float32. Of an `AdaptedMatrix` it is the sum of two products.
+    axis, in float32. For an `AdaptedMatrix` it is the sum of two products.
     """
     lead = x.shape[: x.ndim - num_inputs]
     size = math.prod(x.shape[x.ndim - num_inputs :])

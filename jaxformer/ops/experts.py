@@ -76,7 +76,7 @@ def mix_experts(
 ) -> Float[Array, "B T D"]:
     """The weighted sum of `network` of the chosen experts, for each token of `x`.
 
-    `dispatch` is that of `ExpertOptions`. With `slots` an expert takes no more tokens of a row of
+    `dispatch` is as in `ExpertOptions`. With `slots` an expert takes no more tokens of a row of
     the batch, the first ones; it adds nothing to the others.
 
     >>> doubled = ExpertLayer(jnp.stack([2.0 * jnp.eye(3), 5.0 * jnp.eye(3)]), None)

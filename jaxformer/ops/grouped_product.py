@@ -34,9 +34,9 @@ def grouped_product(
 ) -> Float[Array, "N O"]:
     """Each of `rows` times the matrix of its group; the first `sizes[0]` rows are of group 0.
 
-    Rows after the last group are undefined. The plain twin is `jax.lax.ragged_dot`. Of it a TPU's
-    compiler makes products of all rows with all matrices, and masks them; there JAX's kernels of
-    MegaBlocks (Gale et al. 2022) compute the tiles of rows that a group has.
+    Rows after the last group are undefined. The plain twin is `jax.lax.ragged_dot`. A TPU's
+    compiler turns it into products of all rows with all matrices, and masks them; there JAX's
+    kernels of MegaBlocks (Gale et al. 2022) compute the tiles of rows that a group has.
 
     >>> matrices = jnp.stack([jnp.eye(2), 5.0 * jnp.eye(2)])
     >>> grouped_product(jnp.ones((3, 2)), matrices, jnp.array([1, 2]))
@@ -131,7 +131,7 @@ multiply_by_kernel.defvjp(_multiply_forward, _multiply_backward)
 
 
 def _precision(rows: Array) -> AbstractContextManager[None]:
-    """Sets the precision of products in the kernels: those of 16-bit numbers have one alone."""
+    """Sets the precision of products in the kernels; 16-bit numbers have only one."""
     return jax.default_matmul_precision("default") if rows.dtype.itemsize == 2 else nullcontext()
 
 

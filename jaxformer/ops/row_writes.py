@@ -31,9 +31,9 @@ def write_rows(
     """`key` and `value` with n new positions of each row from its `start` on.
 
     A start from which they do not fit is moved back, as `jax.lax.dynamic_update_slice` moves it.
-    The plain twin is `write_plainly`: one kernel on a GPU, n positions a row on a CPU. Of it a
-    TPU's compiler makes a loop over the rows, which was three quarters of a step of Llama 3 8B with
-    32 texts; there a Pallas kernel reads and writes the tiles that hold these positions.
+    The plain twin is `write_plainly`: one kernel on a GPU, n positions a row on a CPU. A TPU's
+    compiler turns it into a loop over the rows, which was three quarters of a step of Llama 3 8B
+    with 32 texts; there a Pallas kernel reads and writes the tiles that hold these positions.
 
     >>> key, value = jnp.zeros((2, 3, 4)), jnp.zeros((2, 4, 3))
     >>> new = jnp.ones((2, 3, 1)), jnp.ones((2, 1, 3))
@@ -83,8 +83,8 @@ def write_tiles(
 ) -> tuple[Float[Array, "B K H S"], Float[Array, "B K S Hv"]]:
     """`write_rows` by a Pallas kernel, a row after the other, while the next one is read.
 
-    Positions of values lie in the lanes, as those of keys do, where heads do not fill the lanes. A
-    TPU keeps values so, and would otherwise fill the memory of a cache up to whole lanes.
+    Positions of values lie in the lanes, as positions of keys do, where heads do not fill the
+    lanes. A TPU keeps values so, and would otherwise fill the memory of a cache up to whole lanes.
     """
     (batch, heads, size, length), count = key.shape, new_key.shape[3]
     start = jnp.clip(start, 0, length - count).astype(jnp.int32)

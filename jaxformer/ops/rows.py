@@ -10,7 +10,7 @@ from jaxformer.ops.masks import AnyArray
 
 
 def take_rows_of(x: Shaped[AnyArray, "*shape"] | int, rows: Int[AnyArray, " K"]) -> Any:
-    """The K `rows` of `x` [B, ...]; a number is that of all rows.
+    """The K `rows` of `x` [B, ...]; a number is the same for all rows.
 
     >>> take_rows_of(jnp.array([[3, 4], [5, 6]]), jnp.array([1, 1, 0]))[:, 0]
     Array([5, 5, 3], dtype=int32)

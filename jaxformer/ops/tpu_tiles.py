@@ -5,7 +5,7 @@ LANES = 128
 
 
 def has_positions_in_lanes(value_size: int) -> bool:
-    """Whether the lanes of cached values are their positions, as those of keys are.
+    """Whether the lanes of cached values are their positions, as the lanes of keys are.
 
     Heads that do not fill the lanes would fill the memory of a cache up to whole ones.
 

@@ -104,14 +104,13 @@ def complete(
     constraints of the settings. A function that is made anew in each call is compiled anew.
 
     The continuation of prompt i depends on the seed of the settings and on its example id,
-    `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time. Of more
-    prompts than they have rows, 64 each, the next takes the row of one that has ended. A text is
-    read as the folder's own tokenizer reads it, perhaps after BOS; an empty one begins at BOS. A
-    Ctrl-C ends the call after 8 tokens, a second or up to 2,048 tokens of prompts, except while a
-    program is compiled.
-    Raises `DataError` for no prompt, and for an empty one if there is no BOS, `ConfigError` for a
-    prompt that does not fit `max_len`, for another model, and for a tokenizer and settings that do
-    not fit.
+    `first_example_id + i`, not on the other prompts. On a CPU two programs run at a time.
+    Where there are more prompts than rows, 64 a program, the next takes the row of one that has
+    ended. A text is read as the folder's own tokenizer reads it, perhaps after BOS; an empty one
+    begins at BOS. A Ctrl-C ends the call after 8 tokens, a second or up to 2,048 tokens of prompts,
+    except while a program is compiled. Raises `DataError` for no prompt, and for an empty one if
+    there is no BOS, `ConfigError` for a prompt that does not fit `max_len`, for another model, and
+    for a tokenizer and settings that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_characters
     >>> tokenizer = train_characters(["abcdef"])  # 10 ids with the special tokens

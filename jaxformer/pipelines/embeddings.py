@@ -59,7 +59,7 @@ def embed(
 
     A folder of sentence-transformers (with modules.json) gives that library's vectors: its pooling,
     dense layers and division by the length, its `prompt` by name before each text, and only the
-    first `max_seq_length` tokens of a long text, with a warning. Of another model a text's vector
+    first `max_seq_length` tokens of a long text, with a warning. With another model a text's vector
     is the mean of the vectors of its tokens, special tokens among them, or what `pooling` says, by
     sentence-transformers' names: the first token (cls), the last one, the largest numbers, ...
 

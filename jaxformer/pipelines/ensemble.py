@@ -132,7 +132,7 @@ class EnsembleCache(struct.PyTreeNode):
 
 
 def _divide(cache: Cache) -> tuple[Any, Cache]:
-    """What each member of an ensemble has of its own in a cache, and what all share."""
+    """The parts of a cache that each member of an ensemble has, and the part that all share."""
     return (cache.layers, cache.encoder_kv), cache.replace(layers=(), encoder_kv=())
 
 

@@ -1,4 +1,4 @@
-"""What pipelines are given: a loaded model, one text or several, numbers. Checks of them."""
+"""Checks of the inputs of pipelines: a loaded model, one text or several, numbers."""
 
 import os
 from collections.abc import Iterable, Sequence

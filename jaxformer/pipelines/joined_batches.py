@@ -6,7 +6,7 @@ from typing import NamedTuple
 from jaxformer.pipelines.batching import BATCH_SIZE, next_power_of_two
 
 Size = tuple[int, ...]
-"""The padded lengths of an item, such as those of a context and of its continuations."""
+"""The padded lengths of an item, such as a context's and its continuations'."""
 
 BATCH_TOKENS = 2048
 """The most tokens of a batch of several items: their logits of GPT-2's vocabulary take 0.4 GB."""

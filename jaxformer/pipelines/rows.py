@@ -133,11 +133,11 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
         raise NotImplementedError
 
     def take(self, text: _Text, row: Any, stopped: bool) -> _Update | None:
-        """What a row of the `results` adds to its text; None: nothing yet."""
+        """The part that a row of the `results` adds to its text; None: nothing yet."""
         raise NotImplementedError
 
     def _count_entering(self, waiting: Iterable[tuple[int, _Text]]) -> int:
-        """How many of the texts that wait enter next."""
+        """The number of the texts that wait and enter next."""
         return self.count_together([text for _, text in itertools.islice(waiting, self.entering)])
 
     def decode(
@@ -146,7 +146,7 @@ class RowDecoder(Generic[_Request, _Text, _Update]):
         """Decodes numbered requests to their ends; yields the updates of each piece.
 
         An update is paired with the number of its request. A text that has stopped before it is
-        done enters again. What a text becomes depends neither on its row nor on the time when it
+        done enters again. The result of a text depends neither on its row nor on the time when it
         enters.
         """
         state = self.state

@@ -99,10 +99,10 @@ def score_pairs(
     """The log-probability (nats) of each target token given the source, EOS included.
 
     Their sum is the log-probability of the target; a pair with a blank side has none. The ids are
-    those with which `translate` reads and writes: a token that each translation begins with
-    (`forced_bos`) is scored as the others are. `settings` and `changes` replace those of `loaded`,
-    as in `translate`. Raises `DataError` for a side of more than `max_len` tokens, `ConfigError`
-    for another model, for tokenizers, ids and settings that do not fit.
+    the ones that `translate` reads and writes: a token that each translation begins with
+    (`forced_bos`) is scored as the others are. `settings` and `changes` replace settings of
+    `loaded`, as in `translate`. Raises `DataError` for a side of more than `max_len` tokens,
+    `ConfigError` for another model, for tokenizers, ids and settings that do not fit.
 
     >>> tokenizer = jf.train_characters(["abcd"])
     >>> config = jf.TransformerConfig(

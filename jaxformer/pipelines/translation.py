@@ -91,10 +91,11 @@ def translate(
 
     A blank text gives an empty translation. Texts of similar length are translated together, in a
     few shapes (16, 32, 64, ... tokens) with two compiled programs each; on a CPU two run at a time.
-    Of more texts than `batch_size` the next takes the row of one that has ended. A translation does
-    not depend on the other texts. A Ctrl-C ends the call after 8 tokens or a second, except while a
-    program is compiled. Raises `DataError` for no text and for one of more than `max_len` tokens,
-    `ConfigError` for another model, and for tokenizers, ids and settings that do not fit.
+    Where there are more texts than `batch_size`, the next takes the row of one that has ended. A
+    translation does not depend on the other texts. A Ctrl-C ends the call after 8 tokens or a
+    second, except while a program is compiled. Raises `DataError` for no text and for one of more
+    than `max_len` tokens, `ConfigError` for another model, and for tokenizers, ids and settings
+    that do not fit.
 
     >>> from jaxformer.text.tokenizers import train_words
     >>> sizes = {"d_model": 8, "d_ff": 12, "num_heads": 2}

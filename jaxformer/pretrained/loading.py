@@ -61,21 +61,21 @@ def load(
 ) -> Loaded:
     """The model in `folder`: a run of `experiments`, or what `load_pretrained` reads.
 
-    Of a run, these are the weights chosen at its end or, before its end, the newest ones, with the
+    A run has the weights that were chosen at its end or, before its end, the newest ones, and the
     block, attention function and position scheme that it was trained with. `checkpoint` asks for
-    others: best (of the best validation), last (of the newest step), average (the mean of the last
-    steps) or ema (the moving average); `step` for those of a step that is kept. It may be in a
-    bucket (gs://bucket/path). A run's config.json may name Python functions and classes
-    of its author: these are imported with `trust_code`, if this user trained the run, or if
-    jaxformer defines them. `attention_fn` and `dtype` replace those of the run; None means
-    `auto_attention`, as in `load_pretrained`, and "float32" for other folders. `strategy` puts the
+    other weights: best (of the best validation), last (of the newest step), average (the mean of
+    the last steps) or ema (the moving average); `step` asks for the weights of a step that is kept.
+    A run may be in a bucket (gs://bucket/path). Its config.json may name Python functions and
+    classes of its author: these are imported with `trust_code`, if this user trained the run, or if
+    jaxformer defines them. `attention_fn` and `dtype` replace the run's; for other folders None
+    means `auto_attention`, as in `load_pretrained`, and "float32". `strategy` puts the
     parameters on its devices, tensor by tensor as `load_pretrained` does. The pipelines take the
     result, and by default use the folder's settings: generation_config.json, or the search or
     sampling of the run.
 
     Raises `ConfigError` for a folder of neither kind, for names that are not trusted, for weights
     that the folder cannot have and for a tokenizer that is not the run's, `CheckpointError` for a
-    run without a complete checkpoint, without that of `step`, or with weights that do not fit,
+    run without a complete checkpoint, without one of `step`, or with weights that do not fit,
     `DataError` for damaged files, and what `load_pretrained` raises.
 
     >>> from dataclasses import replace
@@ -119,10 +119,10 @@ def load_pretrained(
     """The model, parameters and tokenizers in `folder`, as `transformers` writes them.
 
     Reads config.json, model.safetensors (also in several files with an index) and the tokenizer's
-    files (those of SentencePiece need the extra `subwords`). `architectures` in config.json decides
+    files (SentencePiece's need the extra `subwords`). `architectures` in config.json decides
     the model: a `DecoderOnly`, `EncoderOnly`, `EncoderDecoder`, `MaskedLanguageModel`,
     `Classifier`, `TokenClassifier` or `SpanPredictor`. Weights may be stored as F16, BF16 or F32;
-    `params` are float32. `dtype` is that of the computation. `attention_fn` is by default the
+    `params` are float32. The model computes in `dtype`. `attention_fn` is by default the
     fastest kernel for each call on the device that computes it, which on a CPU is `reference` but
     for long texts; `reference` alone keeps attention weights for `read_taps` and has derivatives in
     forward mode. A decoder without an output layer gets the transpose of its embedding. With a

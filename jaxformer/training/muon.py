@@ -289,7 +289,7 @@ def _compute_among_equals(
 ) -> jax.Array:
     """`compute_shared` along an axis whose devices all have the same.
 
-    Of each of `groups` as many devices as shorten the work share it; where they are fewer than all,
+    In each of `groups` as many devices share the work as shorten it; where they are fewer than all,
     several sets of them do the same.
     """
     count, devices = len(matrices), jax.lax.axis_size(axis)

@@ -177,7 +177,7 @@ def settings_of(path: Path) -> dict[str, str]:
 
 
 def shared_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Those of a run's `settings` that all runs of its group have, and its scores depend on."""
+    """The part of a run's `settings` that its group shares, and that its scores depend on."""
     return {name: text for name, text in settings.items() if name not in _FREE}
 
 

@@ -346,7 +346,7 @@ def _settings(content: Mapping[str, Any]) -> Table:
 def _attention(sentences: Iterable[Sentence]) -> list[dict]:
     """The sentences as the page's program reads them, as many as fit into the page.
 
-    Of the first sentence, where it is too large, the last layers.
+    The first sentence has only its last layers where it is too large.
     """
     room = _ATTENTION
     kept: list[dict] = []

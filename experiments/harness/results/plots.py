@@ -186,8 +186,8 @@ def curve_figure(panel: Panel, style: Styles) -> "Figure":
 def draw_curves(axes: "Axes", panel: Panel, style: Styles) -> None:
     """Draws the curves of a panel with the unit of its metric.
 
-    Those of one name are their mean at the steps that all have, with a band from the least to the
-    largest value; or a line each where there is no such step.
+    The curves of one name are drawn as their mean at the steps that all have, with a band from the
+    least to the largest value; or as a line each where there is no such step.
     """
     kind = quantity(panel.metric)
     extremes = []

@@ -42,8 +42,8 @@ def check_shared_files(paths: Iterable[str]) -> None:
 def check_shared_folder(folder: Path, steps: Callable[[], Iterable[int]]) -> None:
     """`check_shared` of a folder that weights are read from.
 
-    Of a run that is its settings, its tokenizers and the `steps()` that it is read at; of another
-    folder all files. Files in a bucket are the same for all.
+    A run is compared by its settings, its tokenizers and the `steps()` that it is read at, another
+    folder by all files. Files in a bucket are the same for all.
     """
     if storage.is_in_bucket(folder):
         return

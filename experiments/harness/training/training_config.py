@@ -212,7 +212,7 @@ class RunConfig(DeviceChoice):
     may_change: ClassVar[tuple[str, ...]] = ()
     """Dotted names of further fields that do not alter the steps already done."""
     from_start: ClassVar[tuple[str, ...]] = ()
-    """Dotted names of settings and of parts whose defaults mean those of what `init_from` names."""
+    """Dotted names of settings and of parts whose defaults stand for the values of `init_from`."""
 
     runs: str = "runs"
     """The folder that holds the folders of all experiments; also gs://BUCKET/PATH."""

@@ -99,7 +99,7 @@ def encode_answers(
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """The first `length` + 1 ids of each conversation, and which labels [length] are of answers.
 
-    Of a conversation the answers from the number in `first_answers` on count. Raises `DataError`
+    The answers of a conversation count from the number in `first_answers` on. Raises `DataError`
     for a message that contains the name of a special token, and `ConfigError` for a template that
     ends no answer.
     """

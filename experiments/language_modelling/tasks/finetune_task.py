@@ -38,7 +38,7 @@ WithStart = Callable[[OpenRun[FinetuneConfig], nn.Module, Mapping[str, Any]], Ma
 
 @dataclass(frozen=True, kw_only=True)
 class FinetuneTask:
-    """What is learned from examples.
+    """A task that is learned from examples.
 
     `facts` are what rows depend on besides the examples: the labels, or a chat template.
     """

@@ -122,7 +122,7 @@ def attend_to_cache(
 
     If causal, query t of a row of the batch has the position `offset` + t and sees no key after it,
     of a window only the last ones. `explicit` is 1 where a row may see a key. Positions of values
-    lie in the lanes, as those of keys do, where heads do not fill the lanes: `write_rows` keeps
+    lie in the lanes, as positions of keys do, where heads do not fill the lanes: `write_rows` keeps
     them so.
     """
     (batch, heads, size, length), value_size = key.shape, value.shape[3]

@@ -269,7 +269,8 @@ class _Shapes(NamedTuple):
 def _cheapest_cuts(costs: list[np.ndarray], count: int) -> list[tuple[int, int]]:
     """At most `count` ranges (start, stop) that cover 0 .. n with the least sum of costs.
 
-    costs[stop - 1][start] is the cost of one range. Of equal sums the one of fewer ranges wins.
+    costs[stop - 1][start] is the cost of one range. Among equal sums the one with fewer ranges
+    wins.
     """
     n = len(costs)
     best = [np.array([0.0] + [np.inf] * n)]
