@@ -28,12 +28,8 @@ from experiments.translation.corpus import (
 )
 from experiments.translation.load_run import load_decoding
 from experiments.translation.presets import Files
-from experiments.translation.scoring import (
-    describe_scores,
-    evaluate,
-    score_summaries,
-    search_of,
-)
+from experiments.translation.score_report import describe_scores
+from experiments.translation.scoring import evaluate, score_summaries, search_of
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.pipelines import find_too_long, score_pairs
 from jaxformer.pretrained import Loaded

@@ -9,7 +9,8 @@ from experiments.harness.results.attention_views import AttentionView, label, re
 from experiments.harness.results.pages import Contents, Sentence
 from experiments.harness.runs.run_options import RunOptions
 from experiments.translation.load_run import load_run
-from experiments.translation.scoring import prepare_sources, read_samples, search_of
+from experiments.translation.samples import read_samples
+from experiments.translation.scoring import prepare_sources, search_of
 from jaxformer.errors import ConfigError
 from jaxformer.pipelines import encode_sources, translate_with_details
 from jaxformer.pretrained import Loaded, is_pretrained

@@ -1,30 +1,19 @@
-"""Scores of a translator: BLEU, chrF or ROUGE, losses, samples, and what is said of them."""
+"""Scores of a translator: BLEU, chrF or ROUGE, and losses."""
 
 import re
 import sys
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
-from experiments.harness.runs import distributed
-from experiments.harness.runs.bootstrap import item_half_width
-from experiments.harness.runs.quantities import quantity
-from experiments.harness.runs.rounding import plus_minus
-from experiments.harness.runs.sample_tables import read_table, write_table
-from experiments.harness.runs.translation_items import translation_items
 from experiments.harness.training import held_out_loss, metric_inputs
-from experiments.harness.training.open_run import OpenRun
-from experiments.harness.training.run_summary import describe_folder
-from experiments.harness.training.samples import Sample
 from experiments.translation.corpus import Text, fingerprint
-from experiments.translation.known_words import read_known_words
 from experiments.translation.prepare import sides
 from experiments.translation.presets import TranslationConfig
+from experiments.translation.telling_scores import telling_scores
 from jaxformer import optional_dependencies
 from jaxformer.decoding import SearchConfig, TranslationOptions
-from jaxformer.errors import ConfigError, DataError
+from jaxformer.errors import DataError
 from jaxformer.nn.models import EncoderDecoder
 from jaxformer.pipelines import find_too_long, translate_with_details
 from jaxformer.pipelines.translation import source_ids
@@ -34,9 +23,6 @@ from jaxformer.text.data import PairBatch, Tokens, bucket_pairs
 from jaxformer.training.losses import seq2seq_loss
 
 ROUGE = ("rouge1", "rouge2", "rougeL", "rougeLsum")
-_TOO_SHORT = "no target line has four words, without which BLEU is 0 for every translation"
-_LEARNED = {"bleu": (10.0, 30.0), "chrf": (25.0, 50.0), "exact": (0.1, 0.5)}
-"""Scores below which a model has not learned to translate, and has learned it in part."""
 
 
 class Result(NamedTuple):
@@ -45,7 +31,7 @@ class Result(NamedTuple):
     A score that the text gives to every translation alike is left out (`telling_scores`).
     """
 
-    scores: dict
+    scores: dict[str, Any]
     hypotheses: list[str]
 
 
@@ -101,54 +87,6 @@ def score_hypotheses(
         lower = metrics.score_lowercased(hypotheses, references, language)
         scores["lowercased"] = _only(lower, telling)
     return scores
-
-
-def telling_scores(
-    references: Sequence[str], language: str = "", tokenize: str | None = None
-) -> tuple[str, ...]:
-    """The scores of bleu, chrf and exact that can tell a good translation of a text from a bad one.
-
-    BLEU needs a line of `references` with four words, as `score_translations` counts them: it is 0,
-    or a smoothed number that favours long lines, for every translation of a text without one. chrF
-    needs a line that is not blank.
-    """
-    bleu = metrics.make_bleu(language, tokenize)
-    bleu.effective_order = True  # or sacreBLEU advises it; it does not change the counts
-    telling = ["exact"]
-    if any(line.strip() for line in references):
-        telling.insert(0, "chrf")
-    if any(bleu.sentence_score(line, [line]).totals[-1] for line in references):
-        telling.insert(0, "bleu")
-    return tuple(telling)
-
-
-def validation_scores(config: TranslationConfig, text: Text) -> tuple[str, ...]:
-    """The names of the scores of an evaluation of the validation `text`, the most telling first.
-
-    Raises `ConfigError` where early stopping is to go by another one.
-    """
-    telling = telling_scores(text.target, config.data.target_language)
-    named = config.training.early_stopping_metric.removeprefix("validation_")
-    if named in ("bleu", "chrf") and named not in telling:
-        raise ConfigError(
-            f"early_stopping_metric={config.training.early_stopping_metric!r} says nothing of this "
-            f"validation text: {_why_silent(telling)}. Give validation_{telling[0]}, or a text "
-            "with longer lines"
-        )
-    return *(f"validation_{name}" for name in telling), "validation_loss"
-
-
-def describe_silent(text: Text, language: str) -> str:
-    """The reason why a score says nothing of the validation `text`, and what chooses; else ""."""
-    telling = telling_scores(text.target, language)
-    if "bleu" in telling:
-        return ""
-    return f"{_why_silent(telling)}: {quantity(telling[0]).label} chooses the weights"
-
-
-def _why_silent(telling: Sequence[str]) -> str:
-    """The reason why a score is not among the `telling` ones."""
-    return _TOO_SHORT if "chrf" in telling else "all target lines are blank"
 
 
 def _only(scores: metrics.Scores, telling: Sequence[str]) -> dict[str, Any]:
@@ -283,68 +221,6 @@ def check_extras(config: TranslationConfig) -> None:
         optional_dependencies.load(name)
 
 
-def chosen_samples(text: Text, hypotheses: list[str]) -> list[Sample]:
-    """Three sentences with their translations: a short, a middle and a long one, always the same.
-
-    Fewer where `text` has fewer.
-    """
-    by_length = sorted(range(len(text.source)), key=lambda i: len(text.source[i]))
-    chosen = dict.fromkeys(by_length[len(by_length) * k // 4] for k in (1, 2, 3) if by_length)
-    return [Sample(text.source[i], hypotheses[i], text.target[i]) for i in chosen]
-
-
-def write_samples(folder: Path, name: str, text: Text, hypotheses: list[str]) -> None:
-    """Writes samples/NAME.tsv in the run's `folder`; of several processes the first one does."""
-    if not distributed.is_first():
-        return
-    columns = {"source": text.source, "model": hypotheses, "reference": text.target}
-    write_table(folder / "samples" / f"{name}.tsv", columns)
-
-
-def read_samples(folder: Path) -> dict[str, list[str]]:
-    """Source, model and reference of the text that the run was scored on; {} where it was not."""
-    for name in ("test", "validation"):
-        path = folder / "samples" / f"{name}.tsv"
-        if path.is_file():
-            return read_table(path)
-    return {}
-
-
-def describe_scores(
-    name: str,
-    scores: dict,
-    hypotheses: list[str],
-    references: Sequence[str],
-    language: str = "",
-    tokenize: str | None = None,
-) -> str:
-    """The scores, a line each, with signatures and 95 % intervals."""
-    halves = {}
-    for metric, form in (("exact", ".1%"), ("bleu", ".2f"), ("chrf", ".2f")):
-        if metric not in scores:
-            continue
-        items = translation_items(metric, hypotheses, references, language, tokenize)
-        halves[metric] = plus_minus(item_half_width(*items), form) if items else ""
-    lines = [
-        f"{name}: {scores['sentences']:,} sentences, {scores['exact']:.1%}{halves['exact']} "
-        "exactly right"
-    ]
-    for metric in ("bleu", "chrf"):
-        if metric in scores:
-            number = f"{quantity(metric).label} {scores[metric]:.2f}{halves[metric]}"
-            lines.append(f"  {number}  {scores[f'{metric}_signature']}")
-    if "bleu" not in scores:
-        lines.append(f"  no BLEU: {_why_silent(tuple(scores))}")
-    lines.append("  ±: 95 % over other sentences (bootstrap)")
-    lower = scores.get("lowercased", {})
-    if "bleu" in lower:
-        lines.append(f"  BLEU {lower['bleu']:.2f}  {lower['bleu_signature']}")
-    if "rouge1" in scores:
-        means = ", ".join(f"{x.replace('rouge', 'ROUGE-')} {scores[x]:.2f}" for x in ROUGE)
-        lines.append(f"  {means}")
-    return "\n".join(lines)
-
-
 def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[str, Any]:
     """The text called `name` and the settings that its scores depend on."""
     return {
@@ -353,28 +229,3 @@ def facts_to_repeat(config: TranslationConfig, name: str, text: Text) -> dict[st
         "search": asdict(config.search),
         "translation": asdict(config.translation),
     }
-
-
-def describe_run(run: OpenRun, name: str, text: Text, scores: dict, hypotheses: list[str]) -> str:
-    """The last lines of a training: the `scores` of the text `name`, and what to do next."""
-    words = read_known_words(run.folder)
-    limits = (
-        f"Its training text has {len(words):,} words in the source language. Sentences with other "
-        "words, or of another kind, may be translated less well."
-    )
-    abilities = "The model has learned to translate sentences like the three above. " + limits
-    judged = next(metric for metric in _LEARNED if metric in scores)
-    not_yet, in_part = _LEARNED[judged]
-    if scores[judged] < not_yet:
-        abilities = "The model has not learned to translate yet: give it more steps or more text."
-    elif scores[judged] < in_part:
-        abilities = "The model translates in part: more steps or more text would help. " + limits
-    if run.config.init_from:
-        abilities = ""  # other text taught the model more
-    files = {f"samples/{name}.tsv": "source, model and reference of each sentence"}
-    commands = [("translation.translate",)]
-    language = run.config.data.target_language
-    described = describe_scores(name, scores, hypotheses, text.target, language)
-    folder_and_next = describe_folder(run.folder, files, commands)
-    paragraphs = described, textwrap.fill(abilities, width=80), folder_and_next
-    return "\n\n".join(filter(None, paragraphs))

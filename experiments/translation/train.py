@@ -14,7 +14,7 @@ from experiments.harness.cli import display
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.flops import seq2seq_cost
-from experiments.translation import scoring
+from experiments.translation import samples, score_report, scoring, telling_scores
 from experiments.translation.prepare import Prepared, describe, prepare, with_start
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.distributed import Strategy
@@ -64,8 +64,9 @@ def train(
         data = prepare(run.config, run.folder)
         display.say(describe(data))
         run = run.with_model(data.model)  # the sizes of its vocabularies
-        run = run.watching(scoring.validation_scores(run.config, data.validation))
-        if silent := scoring.describe_silent(data.validation, run.config.data.target_language):
+        run = run.watching(telling_scores.validation_scores(run.config, data.validation))
+        language = run.config.data.target_language
+        if silent := telling_scores.describe_silent(data.validation, language):
             display.say(silent)
         model = training.build_model(run.config, contact=run.contact)
         task = training.Task(
@@ -116,9 +117,9 @@ def evaluate(
     numbers = {f"validation_{name}": x for name, x in scores.items() if isinstance(x, float)}
     if step:
         with run.log.surviving("samples"):
-            scoring.write_samples(run.folder, f"validation-{step}", text, hypotheses)
-    samples = scoring.chosen_samples(text, hypotheses)
-    return training.EvaluationResult(numbers | scoring.losses(loaded, text), samples)
+            samples.write_samples(run.folder, f"validation-{step}", text, hypotheses)
+    chosen = samples.chosen_samples(text, hypotheses)
+    return training.EvaluationResult(numbers | scoring.losses(loaded, text), chosen)
 
 
 def score(model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: Any) -> None:
@@ -128,10 +129,10 @@ def score(model: EncoderDecoder, data: Prepared, run: training.OpenRun, params: 
     lowercased = run.config.data.corpus == "multi30k"
     with display.phase(f"translating the {name} text"):
         scores, hypotheses = scoring.evaluate(loaded, text, search, lowercased=lowercased)
-    scoring.write_samples(run.folder, name, text, hypotheses)
+    samples.write_samples(run.folder, name, text, hypotheses)
     run.write_scores(scoring.facts_to_repeat(run.config, name, text) | scores)
-    display.say("\n".join(training.sample_lines(scoring.chosen_samples(text, hypotheses))))
-    display.say("\n" + scoring.describe_run(run, name, text, scores, hypotheses))
+    display.say("\n".join(training.sample_lines(samples.chosen_samples(text, hypotheses))))
+    display.say("\n" + score_report.describe_run(run, name, text, scores, hypotheses))
 
 
 if __name__ == "__main__":

@@ -114,15 +114,27 @@ class ModelSpec(NamedTuple):
         window = config.window
         if window.size is None or (window.full_every or 0) > config.num_decoder_layers:
             fields["window.full_every"] = None
-        unused = set(TRAINING_ONLY)
         if self.kind != "encoder_decoder":
-            decoder = self.kind.startswith("decoder")
-            tied = self.kind != "decoder" or config.ties_output
-            fields["embeddings.tied"] = "output" if tied else "none"
-            unused |= {"source_vocab_size", *(_ENCODER_ONLY if decoder else _DECODER_ONLY)}
-            unused |= {"pooler"} if self.kind in POOLERLESS else set()
-            unused |= {"output.bias"} if self.kind != "decoder" else set()
+            is_tied = self.kind != "decoder" or config.ties_output
+            fields["embeddings.tied"] = "output" if is_tied else "none"
+        unused = self._unused_fields()
         return {name: value for name, value in fields.items() if name not in unused}
+
+    def _unused_fields(self) -> set[str]:
+        """The fields that nothing depends on that a model of this kind computes."""
+        unused: set[str] = set(TRAINING_ONLY)
+        if self.kind == "encoder_decoder":
+            return unused
+        unused.add("source_vocab_size")
+        if self.kind.startswith("decoder"):
+            unused.update(_ENCODER_ONLY)
+        else:
+            unused.update(_DECODER_ONLY)
+        if self.kind in POOLERLESS:
+            unused.add("pooler")
+        if self.kind != "decoder":
+            unused.add("output.bias")
+        return unused
 
 
 def model_class(config: TransformerConfig, *, has_head: bool = False) -> type[Model]:

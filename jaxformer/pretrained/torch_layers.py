@@ -101,7 +101,7 @@ def multihead_attention(state: State, *, prefix: str = "", scope: str = "") -> l
     if bias:
         entries.append(joined_biases(paths, bias))
     out = maps.linear(inputs=2)
-    return entries + maps.dense(f"{scope}out", f"{prefix}out_proj", bool(bias), kernel=out)
+    return entries + maps.dense(f"{scope}out", f"{prefix}out_proj", bias=bool(bias), kernel=out)
 
 
 def encoder_layer(state: State, *, prefix: str = "", scope: str = "") -> list[Entry]:
@@ -136,10 +136,10 @@ def _layer(
         entries += multihead_attention(state, prefix=f"{prefix}{module}.", scope=f"{scope}{name}/")
     for name, module in norms.items():
         bias = f"{prefix}{module}.bias" in state
-        entries += maps.norm(f"{scope}{name}_norm", f"{prefix}{module}", bias)
+        entries += maps.norm(f"{scope}{name}_norm", f"{prefix}{module}", bias=bias)
     for name, module in (("up", "linear1"), ("down", "linear2")):
         bias = f"{prefix}{module}.bias" in state
-        entries += maps.dense(f"{scope}feed_forward/{name}", f"{prefix}{module}", bias)
+        entries += maps.dense(f"{scope}feed_forward/{name}", f"{prefix}{module}", bias=bias)
     return entries
 
 

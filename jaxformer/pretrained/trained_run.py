@@ -80,23 +80,24 @@ class TrainedRun:
         Raises `ConfigError` for a damaged config.json and for names that are not trusted,
         `CheckpointError` for a model that does not have the parameters of the weights.
         """
-        training = self.config.get("training", {})
-        named = ["block", "model"]
-        if attention_fn is None:
-            named.append("attention_fn")
-        parts = {name: training[name] for name in named if name in training}
         sizes = self._sizes
-        self._check_trusted({"training": parts})
+        training = self.config.get("training", {})
+        imported = {name: training[name] for name in ("block", "model") if name in training}
+        if attention_fn is None and "attention_fn" in training:
+            imported["attention_fn"] = training["attention_fn"]
+        self._check_trusted({"training": imported})
         try:
-            attend = attention_fn or _find_attention_fn(parts.get("attention_fn", "reference"))
-            block = import_module_class(parts["block"], "block") if parts.get("block") else Block
-            if parts.get("model"):
-                make = import_module_class(parts["model"], "model")
-            else:
-                make = model_class(sizes, has_head="backbone" in self._shapes)
+            if attention_fn is None:
+                attention_fn = _find_attention_fn(imported.get("attention_fn", "reference"))
+            block: Any = Block
+            if imported.get("block"):
+                block = import_module_class(imported["block"], "block")
+            make: Any = model_class(sizes, has_head="backbone" in self._shapes)
+            if imported.get("model"):
+                make = import_module_class(imported["model"], "model")
         except ConfigError as error:
             raise self._of_config(error) from error
-        body = make(replace(sizes, dtype=dtype or sizes.dtype), attend, block)
+        body = make(replace(sizes, dtype=dtype or sizes.dtype), attention_fn, block)
         model = _with_head(body, self.config.get("task", {}), self._shapes)
         if self.weights:
             try:

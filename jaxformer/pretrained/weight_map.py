@@ -147,26 +147,30 @@ def stacked(path: str, names: Sequence[str], transform: Transform = SAME) -> lis
     return [Entry((path,), (name,), transform, matrix=index) for index, name in enumerate(names)]
 
 
-def norm(path: str, name: str, bias: bool = True, *, scale: Transform = SAME) -> list[Entry]:
+def norm(path: str, name: str, *, bias: bool = True, scale: Transform = SAME) -> list[Entry]:
     """The entries of a norm."""
     entries = [entry(f"{path}/scale", f"{name}.weight", scale)]
-    return [*entries, entry(f"{path}/bias", f"{name}.bias")] if bias else entries
+    if bias:
+        entries.append(entry(f"{path}/bias", f"{name}.bias"))
+    return entries
 
 
 def dense(
-    path: str, name: str, bias: bool = True, *, kernel: Transform | None = None
+    path: str, name: str, *, bias: bool = True, kernel: Transform | None = None
 ) -> list[Entry]:
     """The entries of a dense layer; `kernel` None means `linear()`."""
     entries = [entry(f"{path}/kernel", f"{name}.weight", linear() if kernel is None else kernel)]
-    return [*entries, entry(f"{path}/bias", f"{name}.bias", FLAT)] if bias else entries
+    if bias:
+        entries.append(entry(f"{path}/bias", f"{name}.bias", FLAT))
+    return entries
 
 
 def layers(
     path: str,
     name: str,
     names: Mapping[str, str],
-    bias: bool = True,
     *,
+    bias: bool = True,
     kernel: Callable[[int], Transform] = linear,
     scale: Transform = SAME,
 ) -> list[Entry]:
@@ -179,10 +183,10 @@ def layers(
     for ours, theirs in names.items():
         part_path, part_name = f"{path}/{ours}", f"{name}.{theirs}"
         if ours.endswith("norm"):
-            entries += norm(part_path, part_name, bias, scale=scale)
+            entries += norm(part_path, part_name, bias=bias, scale=scale)
         else:
             inputs = 2 if part_path.endswith("/out") else 1
-            entries += dense(part_path, part_name, bias, kernel=kernel(inputs))
+            entries += dense(part_path, part_name, bias=bias, kernel=kernel(inputs))
     return entries
 
 

@@ -18,7 +18,7 @@ from experiments.harness.results.groups import find_runs, group_runs
 from experiments.harness.results.run_facts import facts_of_sweep
 from experiments.harness.runs import bootstrap, intervals, rounding
 from experiments.harness.runs.sample_tables import read_table
-from experiments.translation.scoring import describe_scores
+from experiments.translation.score_report import describe_scores
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.metrics import score_lowercased, score_translations
 from tests.experiments.finished_runs import sentences, worse, write_language_run, write_run

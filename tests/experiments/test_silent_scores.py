@@ -19,7 +19,8 @@ from experiments.harness.runs.sample_tables import read_table
 from experiments.translation import scoring, train
 from experiments.translation.corpus import Text
 from experiments.translation.presets import PRESETS
-from experiments.translation.scoring import score_summaries, telling_scores
+from experiments.translation.scoring import score_summaries
+from experiments.translation.telling_scores import telling_scores, validation_scores
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.pipelines.translation import Translation
 from tests.experiments.finished_runs import WORDS, sentences, worse, write_run
@@ -176,5 +177,5 @@ def test_early_stopping_by_a_score_that_says_nothing_is_refused():
         config, training=replace(config.training, early_stopping_metric="validation_bleu")
     )
     with pytest.raises(ConfigError, match="validation_bleu.*four words.*validation_chrf"):
-        scoring.validation_scores(named, text)
-    assert scoring.validation_scores(config, text)[0] == "validation_chrf"
+        validation_scores(named, text)
+    assert validation_scores(config, text)[0] == "validation_chrf"

@@ -16,7 +16,8 @@ from experiments.translation.known_words import (
     words_of,
     write_known_words,
 )
-from experiments.translation.scoring import chosen_samples, describe_run
+from experiments.translation.samples import chosen_samples
+from experiments.translation.score_report import describe_run
 from jaxformer.errors import DataError
 
 

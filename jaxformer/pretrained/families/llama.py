@@ -142,7 +142,7 @@ def _dense_entries(
     path: str, hf: str, names: Mapping[str, str], has_bias: bool, may_have: bool
 ) -> list[Entry]:
     """The entries of dense layers; without a bias in the folder, one that ours `may_have` is 0."""
-    entries = maps.layers(path, hf, names, has_bias)
+    entries = maps.layers(path, hf, names, bias=has_bias)
     if may_have and not has_bias:
         entries += [maps.zero_entry(f"{path}/{ours}/bias") for ours in names]
     return entries
@@ -197,13 +197,13 @@ def _block(
     out = {"attention/out": "self_attn.o_proj"}
     entries += _dense_entries(path, hf, out, attention, config.use_bias)
     entries += feed_forward(path, hf, config, config_json)
-    entries += maps.layers(path, hf, _NORMS.get(config.norm.placement, {}), False, scale=scale)
+    entries += maps.layers(path, hf, _NORMS.get(config.norm.placement, {}), bias=False, scale=scale)
     if config.attention.query_key_norm:
         norms = {
             "attention/query_norm": "self_attn.q_norm",
             "attention/key_norm": "self_attn.k_norm",
         }
-        entries += maps.layers(path, hf, norms, False, scale=scale)
+        entries += maps.layers(path, hf, norms, bias=False, scale=scale)
     return entries
 
 
