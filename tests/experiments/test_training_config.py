@@ -11,8 +11,10 @@ import pytest
 from experiments.harness import cli
 from experiments.harness.training.build import build_attention, build_model
 from experiments.harness.training.devices import choose_devices
+from experiments.harness.training.doubtful_settings import doubts
 from experiments.harness.training.parameters import init_params
 from experiments.harness.training.training_config import Remat, TrainingConfig
+from experiments.language_modelling import train as language_train
 from experiments.language_modelling.presets import PRESETS as LANGUAGE_PRESETS
 from experiments.translation.presets import PRESETS as TRANSLATION_PRESETS
 from jaxformer.config import TransformerConfig
@@ -22,6 +24,8 @@ from jaxformer.nn.blocks import Block
 from jaxformer.nn.remat import REMAT
 from jaxformer.ops.attention import KERNELS, blockwise, reference
 from jaxformer.ops.masks import AttentionMask
+from tests.experiments.commands import call
+from tests.experiments.tiny_runs import language_config
 
 SIZES = TransformerConfig(vocab_size=11, d_model=6, d_ff=7, num_heads=2, num_decoder_layers=1)
 TINY = """
@@ -92,6 +96,34 @@ def test_a_number_that_cannot_be_is_refused_by_its_name_and_range(words, presets
     assert cli.run(lambda: cli.parse(presets, words.split())) == 2
     printed = capsys.readouterr().err
     assert NUMBERS[words] in printed and printed.count("\n") == 1
+
+
+DOUBTS = {
+    "--optimizer.learning_rate 0": "learning_rate=0 changes no weight",
+    "--training.lora_rank 3 --init_from a --training.lora_alpha 0": "lora_alpha=0 multiplies",
+    "--optimizer.warmup_steps 400 --optimizer.total_steps 100": "warm-up of 400 steps is longer",
+    "--optimizer.learning_rate 7": "learning_rate=7 moves each weight by about 7",
+    "--optimizer.weight_decay 1000 --optimizer.learning_rate 0.001": "takes 100% of each weight",
+}
+
+
+@pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
+@pytest.mark.parametrize("words", DOUBTS)
+def test_a_setting_that_keeps_a_run_from_learning_is_in_doubt(words, presets):
+    enough = "--optimizer.schedule constant --optimizer.warmup_steps 3"
+    (doubt,) = doubts(cli.parse(presets, [*enough.split(), *words.split()]))
+    assert DOUBTS[words] in doubt
+
+
+@pytest.mark.parametrize("presets", [LANGUAGE_PRESETS, TRANSLATION_PRESETS])
+def test_no_preset_is_in_doubt(presets):
+    assert not [doubt for preset in presets.values() for doubt in doubts(preset)]
+
+
+def test_a_run_says_what_keeps_it_from_learning(tmp_path):
+    config = language_config(tmp_path, optimizer__learning_rate=0.0, data__train=("absent.txt",))
+    done = call(language_train, config)
+    assert done.code == 65 and "warning: learning_rate=0 changes no weight" in done.out
 
 
 @pytest.mark.parametrize("old", [True, False, "full"])

@@ -12,7 +12,14 @@ from collections.abc import Callable, Mapping
 from typing import NoReturn, TypeVar
 
 from experiments.harness.cli import config_files, display
-from experiments.harness.cli.exit_codes import exit_code, run, sentence
+from experiments.harness.cli.exit_codes import (
+    OutOfMemory,
+    exit_code,
+    memory_asked_for,
+    naming_file,
+    run,
+    sentence,
+)
 from experiments.harness.cli.gpu_memory import GPU_MEMORY_SHARE
 from experiments.harness.cli.option_effects import refuse_without_effect_in_all
 from experiments.harness.cli.parsing import parse, parse_base, read_option, take_options
@@ -21,9 +28,12 @@ T = TypeVar("T")
 
 __all__ = [
     "GPU_MEMORY_SHARE",
+    "OutOfMemory",
     "config_files",
     "display",
     "exit_code",
+    "memory_asked_for",
+    "naming_file",
     "own_command",
     "parse",
     "parse_base",

@@ -49,6 +49,16 @@ _DEVICE_CURE = (
 )
 
 
+_REMEDIES = (
+    "Give fewer or shorter texts at once; where the command has them, a smaller --beam_size or "
+    "--count, --int8, or a --mesh that divides the model over devices"
+)
+
+
+class OutOfMemory(RuntimeError):
+    """A training found no memory; the message says how much, and the settings that need less."""
+
+
 def run(main: Callable[[], None]) -> int:
     """The exit code of the process after `main()`; what went wrong is one sentence on stderr.
 
@@ -62,7 +72,8 @@ def run(main: Callable[[], None]) -> int:
         with _terminable(), _without_closed_loops(), warnings.catch_warnings():
             warnings.showwarning = _warn  # one sentence, without the line of a program
             contextvars.copy_context().run(main)  # what a command trusts ends with it
-            sys.stdout.flush()
+            with naming_file("standard output"):
+                sys.stdout.flush()
         return 0
     except SystemExit as end:
         return _exit_status(end)
@@ -71,10 +82,21 @@ def run(main: Callable[[], None]) -> int:
             return 0
         code = exit_code(error)
         unnamed = isinstance(error, OSError) and not _names_a_file(error)
-        if unnamed or (code == 1 and not is_out_of_memory(error)):
+        is_short = isinstance(error, OutOfMemory) or is_out_of_memory(error)
+        if unnamed or (code == 1 and not is_short):
             traceback.print_exc()
         print(f"error: {sentence(error)}", file=sys.stderr)
         return code
+
+
+@contextmanager
+def naming_file(name: str) -> Iterator[None]:
+    """Within it, an `OSError` that names no file, as of a full disk, names the file `name`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or name
+        raise
 
 
 def _show_all_characters() -> None:
@@ -97,8 +119,8 @@ def sentence(error: BaseException) -> str:
         return "interrupted"
     if isinstance(error, OSError) and error.strerror:
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    if is_out_of_memory(error):
-        return _advice(error)
+    if is_out_of_memory(error):  # a training has remedies of its own
+        return f"{memory_asked_for(error)}. {_REMEDIES}"
     if _lacks_device(error):
         asked = os.environ.get("JAX_PLATFORMS", "")
         return f"JAX finds no device for JAX_PLATFORMS={asked}: unset it, or {_DEVICE_CURE}"
@@ -135,24 +157,17 @@ def _raised_in(error: BaseException) -> str:
     return names[-1] if names else ""
 
 
-def _advice(error: BaseException) -> str:
-    """The memory that was asked for, and settings that lower the need."""
+def memory_asked_for(error: BaseException) -> str:
+    """The memory that a program of JAX did not get, as its `error` says it."""
     asked = re.search(r"allocat\w* (\d[\d,]*(?:\.\d+)?) ?(\w+)", str(error))
-    reason = str(error).splitlines()[0]
-    if asked:
-        amount, unit = asked.groups()
-        size = f"{amount} {unit}"
-        num_bytes = float(amount.replace(",", ""))
-        if unit == "bytes" and num_bytes >= 2**30:
-            size = f"{num_bytes / 2**30:,.1f} GiB"
-        reason = f"{size} were asked for"
-    return (
-        f"out of memory: {reason}. Lower the batch "
-        "(--data.batch_size or --data.batch_tokens), raise --training.grad_accumulation, or give "
-        "--training.remat blocks; the command plan says what a choice needs. Attention may need "
-        "the square of a text's tokens: cut a very long text, or give --training.attention_fn "
-        "blockwise"
-    )
+    if not asked:
+        return f"out of memory: {str(error).splitlines()[0]}"
+    amount, unit = asked.groups()
+    size = f"{amount} {unit}"
+    num_bytes = float(amount.replace(",", ""))
+    if unit == "bytes" and num_bytes >= 2**30:
+        size = f"{num_bytes / 2**30:,.1f} GiB"
+    return f"out of memory: {size} were asked for"
 
 
 def _exit_status(end: SystemExit) -> int:

@@ -18,13 +18,16 @@ from experiments.harness.training import build, named_values
 from experiments.harness.training.chips import Peak, peak_of
 from experiments.harness.training.device_check import check_products
 from experiments.harness.training.devices import choose_devices
+from experiments.harness.training.doubtful_settings import doubts
 from experiments.harness.training.early_stopping import StoppingMetric, stopping_metric
 from experiments.harness.training.experiment_config import ExperimentConfig
 from experiments.harness.training.first_contact import FirstContact, remembered_kernels
+from experiments.harness.training.memory_remedies import remedies
 from jaxformer import records
 from jaxformer.checkpoint import Checkpoints
 from jaxformer.config import TransformerConfig, to_plain
 from jaxformer.distributed import Strategy, Termination
+from jaxformer.errors import is_out_of_memory
 from jaxformer.runtime import setup_process
 
 C = TypeVar("C", bound=ExperimentConfig)
@@ -121,6 +124,8 @@ def open_run(
         if config.verbose:
             display.say(f"{setup}\n{peak}")
         display.say(_announcement(config, log.folder, peak))
+        for doubt in doubts(config):
+            display.say(f"warning: {doubt}")
         known = environment.environment_of(log.folder).read(earlier=list)
         contact = FirstContact(kernels=remembered_kernels(known))
         if setup.platform != "cpu":  # on a CPU the tests have compared the products
@@ -140,8 +145,12 @@ def open_run(
         try:
             yield run
         except Exception as error:  # a signal is no Exception: it does not fail the run
-            log.add_environment(failed=cli.sentence(error))
-            raise
+            if not is_out_of_memory(error):
+                log.add_environment(failed=cli.sentence(error))
+                raise
+            short = cli.OutOfMemory(f"{cli.memory_asked_for(error)}. {remedies(config)}")
+            log.add_environment(failed=str(short))
+            raise short from error
 
 
 def _announcement(config: ExperimentConfig, folder: Path, peak: Peak) -> str:
