@@ -1,6 +1,8 @@
 """The text of an experiment: documents for training, validation and test."""
 
 import hashlib
+import os
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -134,10 +136,17 @@ def part_of(
 ) -> Part | IdPart | None:
     """The documents of `files`, cut as `config` says, or None where none are given.
 
-    Your own functions among them are called here, and not again.
+    Your own functions among them are called here, and not again. Raises `ConfigError` for a file
+    that is given twice: a part that is set aside from the end would be trained on, too.
     """
     if not files:
         return None
+    uses = Counter(os.path.realpath(os.path.expanduser(name)) for name in files)
+    for name in files:
+        if uses[os.path.realpath(os.path.expanduser(name))] > 1:
+            raise ConfigError(
+                f"{name} is given twice: give each text once, or a share, as {name}=2"
+            )
     if is_ids(files):
         return id_part(files, config.document_id, isolate=config.isolate_documents)
     paths = tuple(own_texts.called_once(name, (config.text_field,), cache) for name in files)

@@ -18,7 +18,7 @@ from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import load_members, run_folders
 from experiments.harness.runs.run_options import RunOptions
 from experiments.harness.runs.shared_inputs import check_shared_files
-from experiments.harness.runs.text_io import read_text, read_texts
+from experiments.harness.runs.text_io import check_holds_lines, read_text, read_texts
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.presets import GREEDY, OF_DRAWING
 from experiments.language_modelling.prompts import filled_texts
@@ -114,6 +114,8 @@ def main(options: GenerateOptions) -> None:
             "several processes continue one text, but each has a standard input: give --input FILE"
         )
     if options.input:
+        if is_masked:
+            check_holds_lines(options.input)
         check_shared_files([options.input])
         texts = read_texts((), options.input) if is_masked else (read_text(options.input),)
     if isinstance(loaded.model, EncoderOnly):

@@ -17,7 +17,13 @@ from experiments.harness.runs import distributed, text_io
 from experiments.harness.runs.decoding_options import DecodingOptions, load_members, run_folders
 from experiments.harness.runs.sample_tables import one_line
 from experiments.harness.runs.shared_inputs import check_shared_files
-from experiments.harness.runs.text_io import check_output, open_binary, read_chunks, source_name
+from experiments.harness.runs.text_io import (
+    check_holds_lines,
+    check_output,
+    open_binary,
+    read_chunks,
+    source_name,
+)
 from experiments.translation.known_words import read_known_words, unknown_words
 from experiments.translation.load_run import load_decoding
 from experiments.translation.scoring import describe_too_long, prepare_sources
@@ -54,6 +60,7 @@ class TranslateOptions(DecodingOptions):
 def main(options: TranslateOptions) -> None:
     """Reads, translates and writes; then raises `DataError` for lines that could not be used."""
     _check(options)
+    check_holds_lines(options.input)
     if options.input != "-":
         check_shared_files([options.input])
     load = partial(load_decoding, options=options, n_best=options.n_best)
@@ -66,6 +73,8 @@ def main(options: TranslateOptions) -> None:
     problems: list[str] = []
     with ExitStack() as stack:
         source, target = open_binary(options.input, stack), sys.stdout.buffer
+        is_printed = options.output == "-"
+        stack.enter_context(cli.naming_file("standard output" if is_printed else options.output))
         if options.output != "-":
             path = storage.to_path(options.output if distributed.is_first() else os.devnull)
             folder = path.parent  # one that is not there is an error, not made

@@ -1,5 +1,6 @@
 """Mistakes of newcomers, typed as commands: an exit code, no traceback, and the true cause."""
 
+import gzip
 import importlib
 import shutil
 
@@ -37,6 +38,12 @@ MISTAKES = {
         ("--data.train utf16.txt", 65, "as in UTF-16: convert the file"),
         ("--data.train body.jsonl", 65, "there is no field 'text', but body"),
         ("--data.train .", 65, ". is no regular file"),
+        ("--data.train a.txt ./a.txt", 2, "a.txt is given twice"),
+        ("--data.train table.csv", 65, "table.csv: a .csv file holds columns"),
+        ("--data.train a.txt --data.validation table.csv", 65, "table.csv: a .csv file holds"),
+        ("--data.train letter.docx", 65, "letter.docx: the file is a zip archive"),
+        ("--data.train report.pdf", 65, "report.pdf: the file is a PDF document"),
+        ("--data.train packed.txt", 65, "end its name in .gz"),
         ("--data.train --name a", 2, "--data.train takes values, but none was given"),
         ("--preset bert_tiny --init_from {causal}", 2, "the objective 'causal'"),
         ("--training.early_stopping_metric validation_chrf", 2, "give one of validation_loss"),
@@ -54,6 +61,8 @@ MISTAKES = {
             "1 pairs are too few to set",
         ),
         ("--data.corpus files", 2, "give --data.train.source FILE"),
+        ("--data.train.source table.csv", 65, "table.csv: a .csv file holds columns"),
+        ("--data.train.source a.txt --data.train.target report.pdf", 65, "is a PDF document"),
     ],
     "language_modelling.finetune": [
         ("--init_from {begun}", 66, "has no complete checkpoint: train first"),
@@ -75,11 +84,14 @@ MISTAKES = {
         ("--run {translation}", 2, "by another command or version"),
         ("--run {causal} --text a --input b", 2, "--text or --input, not"),
         ("--run {causal} --input .", 65, "cannot read the file"),
+        ("--run {causal} --input report.pdf", 65, "report.pdf: the input is a PDF document"),
         ("--run {causal} --text", 2, "--text takes values, but none was given"),
     ],
     "language_modelling.evaluate": [
         ("--run {causal} --part tset", 2, "test|validation|train"),
         ("--run {causal} --files absent.txt", 65, "absent.txt: cannot read"),
+        ("--run {causal} --files b.txt b.txt", 2, "b.txt is given twice"),
+        ("--run {causal} --files table.csv", 65, "table.csv: a .csv file holds columns"),
     ],
     "language_modelling.export": [
         ("--run {causal} --out .", 2, "give --out the name of a new folder"),
@@ -90,6 +102,10 @@ MISTAKES = {
         ("--run {translation} --input absent.txt", 65, "absent.txt: cannot read"),
         ("--run {translation} --input bytes.txt", 65, "bytes.txt:1: byte 1 of the line (0xff)"),
         ("--run absent", 2, "absent is not a folder: give one with a config.json"),
+        ("--run {translation} --input report.pdf", 65, "the input is a PDF document"),
+        ("--run {translation} --input table.csv", 2, "table.csv holds columns with commas"),
+        ("--run {translation} --input pairs.tsv", 2, "pairs.tsv holds columns with tabs"),
+        ("--run {translation} --input body.jsonl", 2, "body.jsonl holds records"),
     ],
     "translation.evaluate": [
         ("--run {translation} --source a.txt", 2, "parallel text needs both files"),
@@ -132,7 +148,9 @@ def places(causal_run, translation_run, tmp_path_factory):
     numbered = [(b"ab"[i % 2 : i % 2 + 1], b"sun moon %d" % i) for i in range(40)]
     texts |= {"labels.tsv": b"".join(b"%s\t%s\n" % each for each in numbered)}
     texts |= {"swapped.tsv": b"".join(b"%s\t%s\n" % each[::-1] for each in numbered)}
-    texts |= {"blank.txt": b"\n \n"}
+    texts |= {"blank.txt": b"\n \n", "table.csv": b"number,text\n" + b"1,sun moon\n" * 40}
+    texts |= {"letter.docx": b"PK\x03\x04sun", "report.pdf": b"%PDF-1.4\n" + b"sun moon\n" * 40}
+    texts |= {"packed.txt": gzip.compress(b"sun moon\n" * 40)}
     texts |= {"bytes.txt": b"\xff\nsun\n", "utf16.txt": ("sun moon\n" * 9).encode("utf-16")}
     texts |= {"body.jsonl": b'{"body": "sun"}\n', "optimiser.json": b'{"optimiser": {}}'}
     for name, text in (texts | {"pairs.tsv": b"sun\tmoon\n" * 9}).items():

@@ -149,6 +149,8 @@ def test_text_and_ids_are_mixed_and_the_ids_need_their_tokenizer(mixed_run, tmp_
     [
         (["a.txt=0.5", "b.txt"], "b.txt"),
         (["a.txt=0.5", "a.txt=0.5"], "a text of a.txt, a.txt"),
+        (["a.txt=0", "b.txt=1"], "share of a.txt is 0.0"),
+        (["a.txt=1", "b.txt=inf"], "share of b.txt is inf"),
     ],
 )
 def test_shares_of_part_of_the_texts_are_refused(names, message):

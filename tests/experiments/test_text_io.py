@@ -1,11 +1,14 @@
 """Prompts on a terminal, and what a finished run says of itself."""
 
+import errno
 import hashlib
+import os
 import shlex
 from types import SimpleNamespace
 
 import pytest
 
+from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import text_io
 from experiments.harness.runs.sample_tables import lines_digest, read_table, write_table
@@ -49,6 +52,15 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
     said = capsys.readouterr()
     assert said.out == "Type a sentence; Ctrl-D ends.\nA DOG\nA BIRD\n\n"
     assert said.err == "error: the line is too long\n"
+
+
+def test_an_output_on_a_full_disk_is_named(capsys):
+    def main():
+        with cli.naming_file("translations.txt"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    assert cli.run(main) == 74
+    assert capsys.readouterr().err == "error: translations.txt: No space left on device\n"
 
 
 @pytest.mark.parametrize("count", [0, 1, 10_000, 10_001, 25_003])

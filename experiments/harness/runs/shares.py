@@ -1,5 +1,6 @@
 """Shares of a mixture: the names of texts as `NAME=SHARE`."""
 
+import math
 import os
 from collections.abc import Sequence
 
@@ -24,7 +25,8 @@ def share_of(name: str) -> tuple[str, float | None]:
 def shares_of(names: Sequence[str]) -> dict[str, float]:
     """The texts of a mixture and their shares; empty where `names` are one text.
 
-    Raises `ConfigError` where some have a share and others do not, and for a text that comes twice.
+    Raises `ConfigError` where some have a share and others do not, for a share that is not positive
+    and for a text that comes twice.
     """
     given = [share_of(name) for name in names]
     if all(share is None for _, share in given):
@@ -38,4 +40,8 @@ def shares_of(names: Sequence[str]) -> dict[str, float]:
     texts = [name for name, _ in given]
     if len(set(texts)) < len(texts):
         raise ConfigError(f"a text of {', '.join(texts)} comes twice: give it one share")
-    return {name: share for name, share in given if share is not None}
+    shares = {name: share for name, share in given if share is not None}
+    for name, share in shares.items():
+        if not 0 < share < math.inf:
+            raise ConfigError(f"the share of {name} is {share}, but it must be positive")
+    return shares

@@ -21,16 +21,29 @@ _ENDINGS: dict[str, Kind] = {
     ".tsv": "table",
 }
 
-
+_COLUMNS = "columns with commas between them"
+_HELD: dict[Kind, str] = {
+    "ids": "ids",
+    "table": "columns with tabs between them",
+    "json lines": "records",
+    "parquet": "records",
+}
 _WITH_FIELDS: tuple[Kind, ...] = ("json lines", "parquet", "data set")
 
 
 def kind_of(name: str | os.PathLike[str]) -> Kind:
     """The source that `name` stands for; a file that is there may look like another name.
 
-    Raises `DataError` for a .json file that has not one record in each line.
+    Raises `DataError` for a .json file that has not one record in each line, and for a .csv file,
+    whose columns nothing here takes apart.
     """
     path = Path(os.path.expanduser(name))
+    if _ending(path) == ".csv" and path.is_file():
+        raise DataError(
+            f"{path}: a .csv file holds {_COLUMNS}, which would be read as text: write texts into "
+            "a .txt file, pairs into a .tsv file or records into a .jsonl file, or give the "
+            "folder of .csv files as hf:FOLDER and the name of the column as its field"
+        )
     if _ending(path) == ".json" and path.is_file():
         _check_record_lines(path)
     return unread_kind_of(name)
@@ -45,6 +58,11 @@ def unread_kind_of(name: str | os.PathLike[str]) -> Kind:
     if not is_there and is_import_name(name):
         return "function"
     return _ENDINGS.get(_ending(Path(name)), "text")
+
+
+def has_other_than_lines(name: str) -> str:
+    """What the name of a file says that it holds, other than lines of text; "" for none."""
+    return _COLUMNS if _ending(Path(name)) == ".csv" else _HELD.get(unread_kind_of(name), "")
 
 
 def has_fields(name: str) -> bool:

@@ -8,6 +8,8 @@ a.jsonl, a.parquet              records with fields; .ndjson, .json (one a line)
 hf:NAME[:CONFIG][@SPLIT]        a data set of the package `datasets`; NAME may be a folder of files,
                                 or one that `save_to_disk` has written
 package.module:name             your own function without arguments
+
+A .csv file, an archive and a document of an office are refused.
 """
 
 import hashlib

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from experiments.harness.runs import distributed, user_cache
+from experiments.harness.runs.source_kinds import has_other_than_lines
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.storage import is_in_bucket, to_path
+from jaxformer.text.data import other_format
 
 
 def read_text(path: str) -> str:
@@ -25,6 +27,8 @@ def read_text(path: str) -> str:
             content = file.read()
         except OSError as error:
             raise _unreadable(path, error) from error
+    if problem := _problem_of_format(content, source_name(path)):
+        raise DataError(problem)
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -73,11 +77,15 @@ class Chunk(NamedTuple):
 def read_chunks(file: BinaryIO, size: int, name: str) -> Iterator[Chunk]:
     """The lines of `file`, `size` at a time; only a line feed ends one.
 
-    The first line that is not UTF-8 ends them; errors call the file `name`.
+    The first line that is not UTF-8 ends them; errors call the file `name`. Of a file in another
+    format, such as PDF, there is no line.
     """
     first = 1
-    while raw := list(islice(file, size)):
+    while raw := _next_lines(file, size, name):
         if first == 1:
+            if problem := _problem_of_format(raw[0], name):
+                yield Chunk(first, [], problem)
+                return
             raw[0] = raw[0].removeprefix(codecs.BOM_UTF8)
         lines, error = _decode(raw)
         if error is not None:
@@ -92,6 +100,13 @@ def read_chunks(file: BinaryIO, size: int, name: str) -> Iterator[Chunk]:
         first += len(lines)
 
 
+def _next_lines(file: BinaryIO, size: int, name: str) -> list[bytes]:
+    try:
+        return list(islice(file, size))
+    except OSError as error:
+        raise _unreadable(name, error) from error
+
+
 def _decode(raw: list[bytes]) -> tuple[list[str], UnicodeDecodeError | None]:
     """The lines of `raw` up to the first that is not UTF-8, and the error of that one."""
     lines: list[str] = []
@@ -101,6 +116,24 @@ def _decode(raw: list[bytes]) -> tuple[list[str], UnicodeDecodeError | None]:
         except UnicodeDecodeError as error:
             return lines, error
     return lines, None
+
+
+def _problem_of_format(beginning: bytes, name: str) -> str:
+    """The reason why the file `name`, which begins so, is no text; "" where it may be one."""
+    found = other_format(beginning)
+    if not found:
+        return ""
+    return f"{name}: the input is {found}, but text is needed: convert it to UTF-8 text"
+
+
+def check_holds_lines(path: str) -> None:
+    """Raises `ConfigError` for a file whose name says that it holds records, columns or ids."""
+    is_file = path != "-" and to_path(path).is_file()
+    if is_file and (what := has_other_than_lines(path)):
+        raise ConfigError(
+            f"{path} holds {what}, but a file with one text on each line is needed: write the "
+            "texts into a .txt file"
+        )
 
 
 def _unreadable(path: str, error: OSError) -> DataError:

@@ -18,6 +18,7 @@ from jaxformer.text.data.streams import Stream, iterate_once
 from jaxformer.text.data.text_files import (
     iterate_lines,
     iterate_tab_pairs,
+    other_format,
     read_documents,
     read_lines,
     read_pairs,
@@ -49,6 +50,7 @@ __all__ = [
     "iterate_once",
     "iterate_tab_pairs",
     "open_tokens",
+    "other_format",
     "plan_buckets",
     "read_documents",
     "read_lines",

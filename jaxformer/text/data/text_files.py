@@ -2,6 +2,7 @@
 
 import gzip
 import os
+import re
 import zlib
 from collections.abc import Iterable, Iterator
 from itertools import chain, groupby
@@ -15,6 +16,34 @@ BLOCK_LENGTH = 1 << 17  # characters; the tokenizer needs 70 MB for them, for 1 
 _LEAST_UTF_16 = 8  # bytes of a line; a text may hold a NUL
 
 _SPLITS = ("file", "line", "blank_line")
+
+_BEGINNINGS = {
+    rb"PK\x03\x04": "a zip archive, as .docx, .xlsx and .odt files are",
+    rb"%PDF-": "a PDF document",
+    rb"\{\\rtf": "an RTF document",
+    rb"\xd0\xcf\x11\xe0": "an Office document in binary form",
+    rb"\x1f\x8b": "compressed by gzip",
+    rb"BZh\d1AY&SY": "compressed by bzip2",
+    rb"\xfd7zXZ\x00": "compressed by xz",
+    rb"\x28\xb5\x2f\xfd": "compressed by zstandard",
+    rb"7z\xbc\xaf": "a 7z archive",
+    rb"(?s:.{257})ustar": "a tar archive",
+    rb"ARROW1|\xff{4}": "an Arrow file",
+    rb"PAR1": "a Parquet file",
+    rb"\x93NUMPY": "a NumPy array",
+    rb"SQLite format 3\x00": "an SQLite database",
+}
+"""Regular expressions of the first bytes of files that are no text, and what these are."""
+
+
+def other_format(beginning: bytes) -> str:
+    """The format of a file that begins with the bytes `beginning`; "" for what may be text.
+
+    >>> other_format(b"%PDF-1.7"), other_format(b"A rose is a rose.")
+    ('a PDF document', '')
+    """
+    matches = (name for pattern, name in _BEGINNINGS.items() if re.match(pattern, beginning))
+    return next(matches, "")
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[str]:
@@ -179,6 +208,11 @@ def _with_home(path: str | os.PathLike[str]) -> Path:
 def _decoded_lines(path: Path) -> Iterator[str]:
     """The lines of a file with their line feeds; `DataError` where it is not UTF-8."""
     for number, line in enumerate(raw_lines(path), start=1):
+        if number == 1 and (found := other_format(line)):
+            advice = ", or end its name in .gz" if "gzip" in found else ""
+            raise DataError(
+                f"{path}: the file is {found}, but text is needed: convert it to UTF-8 text{advice}"
+            )
         if len(line) >= _LEAST_UTF_16 and 3 * line.count(0) >= len(line):
             raise DataError(
                 f"{path}:{number}: a third of the line's bytes are 0, as in UTF-16: convert the "
