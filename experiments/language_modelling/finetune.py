@@ -16,6 +16,7 @@ from experiments.harness import cli, training
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, sample_tables
 from experiments.harness.runs.loggers import Logger
+from experiments.harness.runs.overlap import count_overlap, describe_overlap
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.runs.shared_inputs import described_lines
 from experiments.harness.training.rows import Rows, choose, predict
@@ -130,7 +131,21 @@ def prepare(config: FinetuneConfig, folder: Path, tokenizer: Tokenizer) -> Prepa
     seed = config.training.seed
     chosen = choose(len(train.example_ids), config.task.num_examples, seed, labels)
     display.say(f"{len(chosen):,} rows to learn from")
+    for line in _describe_overlap(items):
+        display.say(line)
     return Prepared(facts, Rows(train, chosen, data.batch_size, seed), encoded)
+
+
+def _describe_overlap(items: Mapping[str, list[Any]]) -> list[str]:
+    """A line for each held-out part with examples of training, or of validation."""
+    held_out = {name: list(map(repr, items[name])) for name in ("validation", "test")}
+    sizes = {name: len(examples) for name, examples in held_out.items()}
+    trained = count_overlap(map(repr, items["train"]), held_out)
+    validated = count_overlap(held_out["validation"], {"test": held_out["test"]})
+    return [
+        *describe_overlap(trained, sizes, "examples"),
+        *describe_overlap(validated, sizes, "examples", "validated on"),
+    ]
 
 
 def _described(items: list[Any]) -> str:

@@ -1,6 +1,7 @@
 """Text to a tokenizer and ids: `python -m experiments.language_modelling.prepare --preset NAME`."""
 
 import hashlib
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -10,13 +11,18 @@ from typing import Any, NamedTuple
 
 from experiments.harness import cli
 from experiments.harness.cli import display
-from experiments.harness.runs import distributed, downloads, run_folder
+from experiments.harness.runs import distributed, downloads, run_folder, sources
 from experiments.harness.runs.shares import share_of, shares_of
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training.training_config import text_cache
 from experiments.language_modelling import corpus
 from experiments.language_modelling.corpus import Corpus, Part, load_mixture
-from experiments.language_modelling.id_text import IdPart, amount_of, describe_documents
+from experiments.language_modelling.id_text import (
+    IdPart,
+    amount_of,
+    describe_documents,
+    is_ids,
+)
 from experiments.language_modelling.load_run import with_pretrained_sizes
 from experiments.language_modelling.nanogpt_characters import read_characters
 from experiments.language_modelling.objectives import objective_of
@@ -255,8 +261,14 @@ def describe(prepared: Prepared, config: LanguageConfig) -> str:
     lines.append(f"vocabulary {size:,}, {steps:,} batches an epoch")
     trained = [share_of(name)[0] for name in config.data.train]
     held_out = {"validation": config.data.validation, "test": config.data.test}
+    cache = text_cache(config)
     for name, files in held_out.items():
-        lines += [f"{name}: {file} is trained on, too" for file in files if file in trained]
+        for file in files:
+            if any(_are_alike(file, other, cache) for other in trained):
+                lines.append(f"{name}: {file} is trained on, too")
+    for file in config.data.test:
+        if any(_are_alike(file, other, cache) for other in config.data.validation):
+            lines.append(f"test: {file} is validated on, too")
     if isinstance(prepared.batches, Mixture):
         total = config.optimizer.total_steps
         lines += describe_passes(prepared, prepared.batches, total)
@@ -267,6 +279,16 @@ def describe(prepared: Prepared, config: LanguageConfig) -> str:
             "give --model.dropout_rate 0.1 or fewer --optimizer.total_steps"
         )
     return "\n".join(lines)
+
+
+def _are_alike(one: str, other: str, cache: TextCache) -> bool:
+    """Whether two sources are one, or two files of text with the same content."""
+    paths = [Path(os.path.expanduser(name)) for name in (one, other)]
+    if one == other or not all(path.is_file() for path in paths):
+        return one == other
+    if is_ids((one,)) or paths[0].stat().st_size != paths[1].stat().st_size:
+        return False  # ids may be many gigabytes
+    return sources.identity(one, cache) == sources.identity(other, cache)
 
 
 def _described_parts(prepared: Prepared) -> dict[str, Encoded]:

@@ -1,21 +1,22 @@
 """Text to tokenizers and ids: `python -m experiments.translation.prepare --preset NAME`."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from experiments.harness import cli
 from experiments.harness.cli import display
 from experiments.harness.runs import distributed, run_folder, user_cache
+from experiments.harness.runs.overlap import count_overlap, describe_overlap
 from experiments.harness.runs.shared_inputs import described_lines
 from experiments.harness.runs.text_cache import NOTHING_KEPT, TextCache
 from experiments.harness.training import parent
 from experiments.harness.training.training_config import text_cache
-from experiments.translation.corpus import Text, open_corpus
+from experiments.translation.corpus import Corpus, Text, fingerprint, open_corpus
 from experiments.translation.known_words import write_known_words
 from experiments.translation.presets import PRESETS, DataConfig, TranslationConfig
 from jaxformer.checkpoint import Checkpoints
@@ -44,6 +45,17 @@ class Side:
     vocab_size: int
 
 
+class TextFacts(NamedTuple):
+    """Numbers of pairs with which a run may not learn, or seem to learn, what it should."""
+
+    trained: Mapping[str, int]
+    """Pairs of validation and test that are in the training text."""
+    pairs: int
+    """Pairs of the training text."""
+    copies: int
+    """Pairs of the training text that have the same text on both sides."""
+
+
 class Prepared(NamedTuple):
     """The text, ready to train on. `model` has the sizes of learned vocabularies."""
 
@@ -53,6 +65,7 @@ class Prepared(NamedTuple):
     batches: PairBatches
     validation: Text
     test: Text
+    facts: TextFacts
 
 
 def prepare(config: TranslationConfig, folder: Path) -> Prepared:
@@ -79,6 +92,8 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         if distributed.is_first():
             _prepare(config, cache, corpus.train, wanted, folder, start is None)
     validation, test = corpus.validation, corpus.test
+    with distributed.together():  # the first process shows them
+        facts = _facts(corpus, cache) if distributed.is_first() else TextFacts({}, 0, 0)
     del corpus  # the batches are planned without the training text in memory
     source_tokenizer, target_tokenizer = load_tokenizers(folder)
     model, data = config.model, config.data
@@ -94,7 +109,37 @@ def prepare(config: TranslationConfig, folder: Path) -> Prepared:
         batch_size_multiple=data.batch_size_multiple * config.training.parts,
         special=sides(config, source_tokenizer, target_tokenizer)[1],
     )
-    return Prepared(model, source_tokenizer, target_tokenizer, batches, validation, test)
+    return Prepared(model, source_tokenizer, target_tokenizer, batches, validation, test, facts)
+
+
+def _facts(corpus: Corpus, cache: TextCache) -> TextFacts:
+    """The facts of the text, for which all of it is read once."""
+    parts = {"validation": corpus.validation, "test": corpus.test}
+
+    def count() -> dict[str, Any]:
+        held_out = {name: list(zip(*text, strict=True)) for name, text in parts.items()}
+        source, target = corpus.train()
+        copies = sum(map(str.__eq__, source, target))
+        trained = count_overlap(zip(source, target, strict=True), held_out)
+        return TextFacts(trained, len(source), copies)._asdict()
+
+    texts = [corpus.fingerprint, *(fingerprint(text) for text in parts.values())]
+    return TextFacts(**cache.record(["facts", *texts], count))
+
+
+def _describe_facts(prepared: Prepared, sizes: Mapping[str, int]) -> list[str]:
+    """A line for each fact that somebody should know; `sizes` are those of the held-out parts."""
+    trained, pairs, copies = prepared.facts
+    validation, test = (list(zip(*x, strict=True)) for x in (prepared.validation, prepared.test))
+    lines = describe_overlap(trained, sizes, "pairs")
+    validated = count_overlap(validation, {"test": test})
+    lines += describe_overlap(validated, sizes, "pairs", "validated on")
+    if copies > pairs / 2:
+        lines.append(
+            f"{copies:,} of {pairs:,} training pairs have the same text on both sides: a model "
+            "learns to copy it"
+        )
+    return lines
 
 
 def with_start(config: TranslationConfig) -> TranslationConfig:
@@ -189,13 +234,15 @@ def describe(prepared: Prepared) -> str:
         f"{b.batch_size}x{b.source_length}>{b.target_length}" for b in batches.buckets
     )
     dropped = ", ".join(f"{n} {why}" for why, n in batches.dropped.items() if n) or "none"
-    return (
+    sizes = {"validation": len(prepared.validation.source), "test": len(prepared.test.source)}
+    lines = (
         f"training pairs {len(batches.pairs):,} (left out: {dropped}), "
-        f"validation {len(prepared.validation.source):,}, test {len(prepared.test.source):,}\n"
+        f"validation {sizes['validation']:,}, test {sizes['test']:,}\n"
         f"vocabulary {prepared.target_tokenizer.vocab_size:,}, "
         f"{batches.steps_per_epoch:,} batches an epoch, {batches.padding_share:.1%} padding\n"
         + textwrap.fill(f"shapes (rows x source > target): {shapes}", 79)
     )
+    return "\n".join([lines, *_describe_facts(prepared, sizes)])
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -313,10 +313,15 @@ def test_preparing_again_with_other_settings_or_text_replaces_what_was_prepared(
 
 
 def test_a_text_to_test_on_that_is_trained_on_is_named(fresh, tmp_path):
-    name = fresh.data.train[0]
-    config = changed(fresh, data__test=(name,))
-    said = prepare.describe(prepare.prepare(config, tmp_path / "run"), config)
-    assert f"test: {name} is trained on, too" in said and "validation: " + name not in said
+    name, copy = fresh.data.train[0], str(tmp_path / "copy.txt")
+    shutil.copy(name, copy)
+    for file in (name, copy):
+        config = changed(fresh, data__test=(file,))
+        said = prepare.describe(prepare.prepare(config, tmp_path / "run"), config)
+        assert f"test: {file} is trained on, too" in said and "validation: " + file not in said
+    alike = changed(fresh, data__test=fresh.data.validation)
+    said = prepare.describe(prepare.prepare(alike, tmp_path / "run"), alike)
+    assert f"test: {alike.data.validation[0]} is validated on, too" in said
 
 
 def test_many_passes_over_a_text_without_dropout_are_named_with_what_to_do(fresh, tmp_path):

@@ -26,7 +26,7 @@ from jaxformer.ops.dense import QuantizedMatrix
 from jaxformer.text import tokenizers
 from tests.experiments.commands import call, options, refused
 from tests.experiments.events import events
-from tests.experiments.tiny_runs import TOO_LONG, changed
+from tests.experiments.tiny_runs import TOO_LONG, changed, translation_config
 from tests.experiments.trained_runs import copied, loaded_once
 from tests.stored import stored
 
@@ -82,6 +82,28 @@ def test_the_scores_and_samples_are_those_of_the_test_text(run):
 def test_pairs_left_out_and_padding_are_reported(run):
     assert "training pairs 147 (left out: 1 empty, 1 too_long), validation 6, test 4" in run.out
     assert re.search(r"\d+\.\d% padding", run.out)
+
+
+def test_held_out_pairs_that_are_trained_on_are_counted(run):
+    """Three lines of the validation text, and one more that reads the same in reverse."""
+    data = run.config.data
+    train, validation, test = (
+        list(zip(read(files.source), read(files.target), strict=True))
+        for files in (data.train, data.validation, data.test)
+    )
+    assert [pair in train for pair in validation] == [True] * 3 + [False, True, False]
+    assert [pair in train for pair in test] == [True, True, False, True]
+    assert "validation: 4 of 6 pairs are trained on, too" in run.out
+    assert "test: 3 of 4 pairs are trained on, too" in run.out
+    assert "test: 2 of 4 pairs are validated on, too" in run.out
+
+
+def test_a_text_whose_translations_are_its_sources_is_named(tmp_path):
+    config = translation_config(tmp_path)
+    copies = Files(*(config.data.train.source,) * 2)
+    config = changed(config, data__train=copies)
+    said = prepare.describe(prepare.prepare(config, tmp_path / "run"))
+    assert "147 of 147 training pairs have the same text on both sides" in said
 
 
 def test_a_test_line_that_is_too_long_is_reported_and_scored_as_an_empty_translation(run):
