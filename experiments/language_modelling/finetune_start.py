@@ -55,10 +55,13 @@ def with_start(config: FinetuneConfig) -> FinetuneConfig:
         for name in ("sampling", "completion")
         if getattr(config, name) == getattr(LanguageConfig, name)
     }
+    training = config.training
+    if loaded.config is not None:
+        training = parent.with_modules(training, config, source.training, folder)
     return replace(
         config,
         model=parent.with_sizes(config.model, model),
-        training=parent.with_modules(config.training, config, folder, loaded),
+        training=training,
         objective=source.objective,
         data=data,
         **settings,

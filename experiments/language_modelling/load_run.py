@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.run_options import RunOptions
@@ -15,8 +15,6 @@ from jaxformer.errors import ConfigError
 from jaxformer.nn.heads import Classifier, MaskedLanguageModel, SpanPredictor, TokenClassifier
 from jaxformer.nn.models import DecoderOnly, EncoderOnly
 from jaxformer.pretrained import Loaded, PublishedModel, open_folder
-
-C = TypeVar("C", bound=LanguageConfig)
 
 HEADS = (Classifier, TokenClassifier, SpanPredictor)
 """Models with a `backbone`, which is what another task is learned from."""
@@ -106,8 +104,8 @@ def with_pretrained_sizes(config: LanguageConfig) -> LanguageConfig:
 
 
 def start_settings(
-    config: C, loaded: Loaded, folder: Path, experiment: str
-) -> tuple[C | LanguageConfig, str]:
+    config: LanguageConfig, loaded: Loaded, folder: Path, experiment: str
+) -> tuple[LanguageConfig, str]:
     """The settings of what is `loaded` from the `folder` that a run starts from, and its tokenizer.
 
     The `experiment` is the run's.
@@ -115,7 +113,8 @@ def start_settings(
     if loaded.config is None:
         described = describe(folder, loaded.model)
         return described, described.data.tokenizer
-    source = run_folder.load_config(folder, type(config))
+    kinds: tuple[type[LanguageConfig], ...] = (LanguageConfig, type(config))
+    source = run_folder.load_config(folder, *kinds)
     if folder == run_folder.folder_of(config.runs, experiment, config.name):
         return source, source.data.tokenizer
     return source, str(folder / "tokenizer" / "tokenizer.json")

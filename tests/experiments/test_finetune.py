@@ -250,6 +250,32 @@ def test_a_setting_that_contradicts_the_start_is_refused_and_shorter_rows_are_sa
     assert f"rows have {longest} tokens, not data.seq_len={longest + 1}" in said
 
 
+def test_a_run_on_documents_with_settings_of_their_own_may_be_fine_tuned(
+    causal_run, masked_run, files, tmp_path
+):
+    """The settings are refused where they are given to the fine-tuning alone."""
+    start = shutil.copytree(causal_run.folder, tmp_path / "start")
+    content = json.loads((start / "config.json").read_text())
+    content["data"] |= {"corpus": "wikitext2", "split": "line", "text_field": "body"}
+    (start / "config.json").write_text(json.dumps(content))
+    assert masked_run.config.data.next_sentence
+    for kind, folder in (("classification", start), ("spans", masked_run.folder)):
+        config = config_of(kind, folder, files[kind], tmp_path, data__seq_len=13)
+        started = finetune_start.with_start(config)
+        assert started.model.d_model == 16 and started.data.split == "file"
+        with pytest.raises(ConfigError, match="data.split"):
+            changed(config, data__split="line")
+
+
+def test_held_out_examples_that_are_trained_on_are_counted(folder, files, tmp_path, capsys):
+    config = config_of("classification", folder("causal"), files["classification"], tmp_path)
+    finetune.prepare(config, tmp_path, load_pretrained(folder("causal")).tokenizer)
+    said, count = capsys.readouterr().out, len(LABELLED)
+    for part in ("validation", "test"):
+        assert f"{part}: {count} of {count} examples are trained on, too" in said
+    assert f"test: {count} of {count} examples are validated on, too" in said
+
+
 @pytest.mark.long
 def test_a_run_with_a_block_of_its_own_is_fine_tuned_with_that_block(
     causal_run, files, tmp_path, capsys

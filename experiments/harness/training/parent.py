@@ -43,19 +43,19 @@ def with_start(config: C, folder: Path, loaded: Loaded) -> C:
     Dropout, dtype and initializer stay as in `config`.
     """
     model = with_sizes(config.model, loaded.model.config)
-    training = with_modules(config.training, config, folder, loaded)
+    training = config.training
+    if loaded.config is not None:
+        source = run_folder.load_config(folder, type(config)).training
+        training = with_modules(training, config, source, folder)
     return replace(config, model=model, training=training)
 
 
-def with_modules(training: T, config: ExperimentConfig, folder: Path, loaded: Loaded) -> T:
-    """The `training` of `config` with the model and the block of what is `loaded` from `folder`.
+def with_modules(training: T, config: ExperimentConfig, source: TrainingConfig, folder: Path) -> T:
+    """The `training` of `config` with the model and the block of the run in `folder`.
 
-    A block that is given with `init_from` may add parameters, and stays. Raises `ConfigError` for
-    another model, and where steps go on for another block.
+    The training of that run is `source`. A block that is given with `init_from` may add parameters,
+    and stays. Raises `ConfigError` for another model, and where steps go on for another block.
     """
-    if loaded.config is None:
-        return training
-    source = run_folder.load_config(folder, type(config)).training
     _check_module("training.model", training.model, source.model, folder)
     if config.init_from and training.block:
         return replace(training, model=source.model)
