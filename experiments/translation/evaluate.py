@@ -7,6 +7,7 @@ for a pair with a blank side an empty line.
 """
 
 import json
+import sys
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -26,6 +27,7 @@ from experiments.translation.corpus import (
     open_corpus,
     read_files,
 )
+from experiments.translation.language_codes import describe_word_counting
 from experiments.translation.load_run import load_decoding
 from experiments.translation.presets import Files
 from experiments.translation.score_report import describe_scores
@@ -97,6 +99,8 @@ def main(options: EvaluateOptions) -> None:
     if loaded.config is not None and not language:
         language = loaded.config.data.target_language
     words = language, options.tokenize
+    if strange := describe_word_counting(*words):
+        print(f"warning: language={strange}, or --tokenize", file=sys.stderr)
     if options.lowercased and not language:
         raise ConfigError("lowercased=True needs the language of the target text: give --language")
     result = evaluate(

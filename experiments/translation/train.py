@@ -15,6 +15,7 @@ from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result
 from experiments.harness.training.flops import seq2seq_cost
 from experiments.translation import samples, score_report, scoring, telling_scores
+from experiments.translation.language_codes import describe_word_counting
 from experiments.translation.prepare import Prepared, describe, prepare, with_start
 from experiments.translation.presets import PRESETS, TranslationConfig
 from jaxformer.distributed import Strategy
@@ -66,6 +67,8 @@ def train(
         run = run.with_model(data.model)  # the sizes of its vocabularies
         run = run.watching(telling_scores.validation_scores(run.config, data.validation))
         language = run.config.data.target_language
+        if strange := describe_word_counting(language):
+            display.say(f"warning: data.target_language={strange}")
         if silent := telling_scores.describe_silent(data.validation, language):
             display.say(silent)
         model = training.build_model(run.config, contact=run.contact)

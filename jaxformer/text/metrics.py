@@ -11,8 +11,8 @@ from jaxformer.errors import ConfigError, DataError, MissingExtra
 from jaxformer.text.tokenizers import check_list
 
 # By the first part of a language code, of ISO 639-1 or 639-3.
-_TOKENIZERS = {"zh": "zh", "zho": "zh", "yue": "zh", "ja": "ja-mecab", "jpn": "ja-mecab"}
-_TOKENIZERS |= {"ko": "ko-mecab", "kor": "ko-mecab"}
+_TOKENIZERS: dict[str, str] = dict.fromkeys(("zh", "zho", "chi", "cmn", "yue", "lzh"), "zh")
+_TOKENIZERS |= {"ja": "ja-mecab", "jpn": "ja-mecab", "ko": "ko-mecab", "kor": "ko-mecab"}
 
 # Thai, Lao, Burmese, Khmer, kana, Chinese characters.
 _UNSEGMENTED = re.compile(

@@ -18,11 +18,13 @@ from experiments.harness.runs.run_folder import read_result
 from experiments.harness.runs.sample_tables import read_table
 from experiments.translation import scoring, train
 from experiments.translation.corpus import Text
+from experiments.translation.language_codes import describe_word_counting
 from experiments.translation.presets import PRESETS
 from experiments.translation.scoring import score_summaries
 from experiments.translation.telling_scores import telling_scores, validation_scores
 from jaxformer.errors import CheckpointError, ConfigError, DataError
 from jaxformer.pipelines.translation import Translation
+from tests.experiments.commands import call
 from tests.experiments.finished_runs import WORDS, sentences, worse, write_run
 from tests.experiments.tiny_runs import translation_config
 from tests.experiments.trained_runs import shared_step
@@ -35,6 +37,27 @@ TEXTS = {
     "one line": (["ein altes Haus steht dort"], ["ein altes Dach steht dort"]),
 }
 """References, and the translations of a worse model; those of the better one are all right."""
+
+
+@pytest.mark.parametrize("language", ["jp", "chinese", "d"])
+def test_a_language_that_bleu_does_not_know_is_named_with_the_tokenizer_that_counts(language):
+    said = describe_word_counting(language)
+    assert repr(language) in said and "13a" in said and "zh, ja or ko" in said
+    assert describe_word_counting(language, "char") == ""
+
+
+@pytest.mark.parametrize("language", ["", "de", "zh_CN", "deu_Latn", "DE", "pt-br"])
+def test_a_language_with_a_code_needs_no_word(language):
+    assert describe_word_counting(language) == ""
+
+
+def test_a_training_says_that_its_target_language_is_unknown(tmp_path, monkeypatch):
+    def build_model(*_, **__):
+        raise ConfigError("that is enough")
+
+    monkeypatch.setattr(train.training, "build_model", build_model)
+    done = call(train, translation_config(tmp_path, data__target_language="jp"))
+    assert done.code == 2 and "warning: data.target_language='jp' is no code" in done.out
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,10 @@ def test_bleu_of_one_wrong_word_is_the_product_worked_out_by_hand():
 def test_bleu_counts_the_words_that_the_language_has():
     """Chinese has no spaces: 13a takes a sentence for one word."""
     made, right = ["我今天去银行取钱。"], ["我昨天去银行取钱。"]
-    for tokenize, languages in {"zh": ("zh", "zh-CN", "zho_Hans"), "char": ("zh",)}.items():
+    for tokenize, languages in {
+        "zh": ("zh", "zh-CN", "zho_Hans", "cmn_Hans", "chi"),
+        "char": ("zh",),
+    }.items():
         expected = sacrebleu.corpus_bleu(made, [right], tokenize=tokenize).score
         for language in languages:
             named = None if tokenize == language[:2] else tokenize
