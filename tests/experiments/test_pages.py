@@ -18,7 +18,7 @@ from experiments.harness.results import pages
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import compare
 from experiments.harness.results.pages import Contents, Sentence, run_page, runs_page
-from experiments.harness.results.run_facts import facts_of_sweep
+from experiments.harness.results.run_facts import RunFacts, facts_of_sweep
 from experiments.harness.runs import rounding
 from experiments.language_modelling.page import attend
 from jaxformer.checkpoint.lock import lock
@@ -239,6 +239,24 @@ def test_a_cell_that_failed_is_on_the_page_in_the_list_and_in_the_comparison(swe
         assert said.count(cell) == 1
     assert facts_of_sweep(sweep)["state"] == "6 of 8 cells done, 2 failed"
     assert any("w10-1 failed: head_dim is odd" in line for line in compare([sweep]).left_out)
+
+
+def test_cells_of_one_name_in_two_sweeps_are_told_apart(sweep):
+    """One failed in the first sweep alone, another in each of the two."""
+    begun = sweep / "w10-0"
+    begun.mkdir()
+    (begun / "config.json").write_text(json.dumps({"name": "w10-0", "model": {"width": 10}}))
+    (begun / "env.json").write_text("{}")
+    (sweep / "sweep.json").write_text(json.dumps({"cells": {}}))
+    (sweep / "failed").mkdir()
+    (sweep / "failed" / "w10-1.json").write_text(json.dumps({"error": "head_dim is odd"}))
+    other = shutil.copytree(sweep, sweep.with_name("other"))
+    (sweep / "failed" / "w10-0.json").write_text(json.dumps({"error": "the disk is full"}))
+    said = Page(runs_page([sweep, other])).said
+    assert said.count(f"{sweep.name}/w10-0: failed: the disk is full") == 1
+    assert said.count(f"other/w10-0: {RunFacts(other / 'w10-0').describe_state()}") == 1
+    for folder in (sweep, other):
+        assert f"{folder.name}/w10-1: failed: head_dim is odd" in said
 
 
 def test_many_commands_are_folded(sweep):

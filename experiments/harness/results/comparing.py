@@ -78,7 +78,7 @@ def compare(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -
     """
     groups = group_runs(expand(paths, finished=True), baseline)
     comparison = compare_groups(groups, paths, metric)
-    failed = [f"left out, {cell} failed: {why}" for cell, why in failed_cells(paths).items()]
+    failed = [f"left out, {cell.label} failed: {cell.error}" for cell in failed_cells(paths)]
     return comparison._replace(left_out=[*failed, *comparison.left_out])
 
 

@@ -24,6 +24,7 @@ from experiments.harness.results.groups import (
     group_runs,
     letters_of_tokens,
     sample_texts,
+    short_names,
 )
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.run_facts import COUNTS, RunFacts
@@ -140,7 +141,11 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
     groups = group_runs(folders, baseline)
     styles = plots.styles(group.name for group in groups)
     runs = [(group, RunFacts(folder)) for group in groups for folder in group.folders]
-    rows = [(group, run.describe()) for group, run in runs]
+    names = short_names([run.folder for _, run in runs])
+    rows = [
+        (group, run.describe() | {"run": name})
+        for (group, run), name in zip(runs, names, strict=True)
+    ]
     ended = [run.folder for _, run in runs if run.state == "done"]
     finished = [
         group._replace(folders=[folder for folder in group.folders if folder in ended])
@@ -153,11 +158,11 @@ def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "")
     except (ConfigError, DataError) as error:
         scores = {"warnings": [f"The runs are not compared: {cli.sentence(error)}"]}
     failed = failed_cells(paths)
-    unfinished = [f"{cell}: failed: {error}" for cell, error in failed.items()]
+    unfinished = [f"{cell.label}: failed: {cell.error}" for cell in failed]
     unfinished += [
-        f"{run.folder.name}: {run.describe_state()}"
-        for _, run in runs
-        if run.folder not in ended and run.folder.name not in failed
+        f"{name}: {run.describe_state()}"
+        for (_, run), name in zip(runs, names, strict=True)
+        if run.folder not in ended and not any(cell.has_run(run.folder) for cell in failed)
     ]
     scores["warnings"] = unfinished + scores["warnings"]
     whole = storage.to_path(paths[0]).absolute()
