@@ -9,6 +9,7 @@ import signal
 import sys
 import textwrap
 import threading
+from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -187,3 +188,12 @@ def test_an_output_of_few_characters_shows_the_others_as_question_marks(tmp_path
     """
     (done,) = ended(start("-c", textwrap.dedent(code), folder=tmp_path))
     assert done.err.endswith("0 b'M?ller\\n'\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full disk to test on")
+def test_an_output_on_a_full_disk_is_named(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.run(lambda: print("a line")) == 74
+        monkeypatch.undo()
+    assert capsys.readouterr().err == "error: standard output: No space left on device\n"

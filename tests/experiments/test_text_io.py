@@ -54,7 +54,7 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
     assert said.err == "error: the line is too long\n"
 
 
-def test_an_output_on_a_full_disk_is_named(capsys):
+def test_a_file_on_a_full_disk_is_named(capsys):
     def main():
         with cli.naming_file("translations.txt"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -72,14 +72,15 @@ def run(main: Callable[[], None]) -> int:
         with _terminable(), _without_closed_loops(), warnings.catch_warnings():
             warnings.showwarning = _warn  # one sentence, without the line of a program
             contextvars.copy_context().run(main)  # what a command trusts ends with it
-            with naming_file("standard output"):
-                sys.stdout.flush()
+            sys.stdout.flush()
         return 0
     except SystemExit as end:
         return _exit_status(end)
     except BaseException as error:
         if isinstance(error, BrokenPipeError) and _is_output_closed():
             return 0
+        if isinstance(error, OSError) and not _names_a_file(error) and _is_output_full(error):
+            error.filename = "standard output"
         code = exit_code(error)
         unnamed = isinstance(error, OSError) and not _names_a_file(error)
         is_short = isinstance(error, OutOfMemory) or is_out_of_memory(error)
@@ -140,10 +141,26 @@ def _is_output_closed() -> bool:
         output, poll = sys.stdout.fileno(), select.poll()
         poll.register(output, 0)
         if any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-            # the interpreter flushes once more at exit, and must not meet the closed pipe again
-            os.dup2(os.open(os.devnull, os.O_WRONLY), output)
+            _discard_output()
             return True
     return False
+
+
+def _is_output_full(error: OSError) -> bool:
+    """True if `error` is that of stdout, whose disk is full; then /dev/null takes its place."""
+    try:
+        sys.stdout.flush()
+    except OSError as again:
+        if again.errno == error.errno:
+            _discard_output()
+            return True
+    return False
+
+
+def _discard_output() -> None:
+    """Puts /dev/null in place of stdout, which the interpreter flushes once more at its end."""
+    with contextlib.suppress(OSError, ValueError):  # a stream without a file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _lacks_device(error: BaseException) -> bool:
