@@ -141,7 +141,13 @@ def _text(options: EvaluateOptions, loaded: Loaded) -> Text:
         return text
     if text is not None:
         return as_trained(text, loaded.config.data)
-    corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
+    try:
+        corpus = open_corpus(loaded.config.data, text_cache(loaded.config))
+    except DataError as error:
+        raise DataError(
+            f"{error}. The run's own text is needed without --source and --target: give these, or "
+            "bring it back"
+        ) from error
     return corpus.test if corpus.test.source else corpus.validation
 
 

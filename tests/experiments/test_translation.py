@@ -98,6 +98,12 @@ def test_held_out_pairs_that_are_trained_on_are_counted(run):
     assert "test: 2 of 4 pairs are validated on, too" in run.out
 
 
+def test_a_run_whose_text_is_gone_asks_for_another_to_be_scored_on(run, tmp_path):
+    run = copied(run, tmp_path / "copy")
+    Path(run.config.data.train.source).unlink()
+    refused(call(evaluate, {"--run": run.folder}), 65, "give these, or bring it back")
+
+
 def test_a_text_whose_translations_are_its_sources_is_named(tmp_path):
     config = translation_config(tmp_path)
     copies = Files(*(config.data.train.source,) * 2)
