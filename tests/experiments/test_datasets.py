@@ -84,13 +84,18 @@ def test_plain_text_on_the_web_is_gzipped_here_with_the_same_bytes_each_time(ser
     assert cached(tmp_path) == [path]
 
 
-def test_a_file_in_ones_own_folder_comes_first(server, tmp_path, monkeypatch):
+def test_a_file_in_ones_own_folder_comes_first_and_one_that_is_not_there_is_named(
+    server, tmp_path, monkeypatch, capsys
+):
     own = tmp_path / "own" / "houses" / "a.txt.gz"
     own.parent.mkdir(parents=True)
     own.write_bytes(b"")
     monkeypatch.setenv("JAXFORMER_DATA", str(tmp_path / "own"))
     assert find("houses", "a.txt.gz") == own
+    assert capsys.readouterr().err == ""
     assert find("houses", "raw/b.txt.gz").is_relative_to(tmp_path / "cache")
+    said = capsys.readouterr().err
+    assert said.startswith(f"JAXFORMER_DATA={tmp_path / 'own'} has no houses/raw/b.txt.gz\n")
 
 
 @pytest.mark.parametrize(

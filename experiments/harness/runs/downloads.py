@@ -51,6 +51,8 @@ def find(dataset: str, file: str) -> Path:
         raise DataError(
             f"{dataset}/{file} cannot be downloaded: take {group.source}, and {_by_hand(cached)}"
         )
+    if folder:
+        print(f"JAXFORMER_DATA={folder} has no {dataset}/{file}", file=sys.stderr)
     _download(group, file, cached)
     return cached
 
