@@ -66,7 +66,8 @@ class EvaluateOptions(DecodingOptions):
     def without_effect(self) -> dict[str, str]:
         """Reasons why options change nothing with the other settings, by their names."""
         if not self.forced:
-            return {}
+            counts = "--tokenize says which words BLEU counts"
+            return {"language": counts} if self.tokenize and not self.lowercased else {}
         return dict.fromkeys(_OF_SEARCH_AND_SCORES, "--forced neither translates nor scores")
 
 

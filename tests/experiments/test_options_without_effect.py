@@ -66,6 +66,7 @@ REFUSALS = [
     (own_experiment, "--training.lora_alpha 3", "lora_rank"),
     (evaluate, "--forced --output a", "--forced"),
     (evaluate, "--forced --beam_size 3", "--forced"),
+    (evaluate, "--tokenize char --language zh", "--tokenize"),
     (measure, "--files a.txt --part train", "--files"),
     (runs, "page . .. --text x", "page of one run"),
     (runs, "page . .. --step 3", "page of one run"),
