@@ -69,30 +69,46 @@ class Gathering(NamedTuple):
         the parameter. All other sums over devices are taken once, after the last part.
         """
         if self.at == "use":
-
-            def sums_of(part: Batch) -> GradientSums:
-                # Between barriers XLA moves no gather and no reduce-scatter out of the loop over
-                # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
-                stored, part = jax.lax.optimization_barrier((params, part))
-                sums = loss_and_gradient(self.of_parts(loss), stored, part, rng)
-                return jax.lax.optimization_barrier(sums)
-
-            grads, *sums = accumulate(sums_of, params, batch, parts)
+            sums = self._sums_gathered_at_use(loss, params, batch, rng, parts)
         else:
-            whole = self._gather(params)
+            sums = self._sums_gathered_once(loss, params, batch, rng, parts)
+        grads, total, tokens, auxiliary = sums
+        grads = jax.tree.map(self._sum_over_copies, grads, self.specs)
+        total, tokens, auxiliary = self.sum((total, tokens, auxiliary))
+        return grads, total, tokens, auxiliary
 
-            def sums_of(part: Batch) -> GradientSums:
-                stored = _as_stored(whole, params)
-                grads, total, tokens, auxiliary = loss_and_gradient(loss, stored, part, rng)
-                # Sums of parts are kept divided, and what is added up moves as parts.
-                grads = jax.tree.map(_divide_gradient, grads, self.specs, self._kept())
-                return grads, total, tokens, auxiliary
+    def _sums_gathered_at_use(
+        self, loss: Loss, params: Params, batch: Batch, rng: jax.Array, parts: int
+    ) -> GradientSums:
+        """The sums over this device's rows; the modules gather, and scatter the gradient."""
 
-            like = jax.eval_shape(_as_stored, whole, params)
-            grads, *sums = accumulate(sums_of, like, batch, parts)
-            scatter = partial(_scatter, stages=self.stages)
-            grads = jax.tree.map(scatter, grads, self.specs, self._kept())
-        return jax.tree.map(self._sum_over_copies, grads, self.specs), *self.sum(tuple(sums))
+        def sums_of(part: Batch) -> GradientSums:
+            # Between barriers XLA moves no gather and no reduce-scatter out of the loop over
+            # parts: what it gathers, and whole sums of gradients, would be kept in the loop.
+            stored, part = jax.lax.optimization_barrier((params, part))
+            sums = loss_and_gradient(self.of_parts(loss), stored, part, rng)
+            return jax.lax.optimization_barrier(sums)
+
+        return accumulate(sums_of, params, batch, parts)
+
+    def _sums_gathered_once(
+        self, loss: Loss, params: Params, batch: Batch, rng: jax.Array, parts: int
+    ) -> GradientSums:
+        """The sums over this device's rows; parameters are gathered before, gradients scattered."""
+        whole = self._gather(params)
+
+        def sums_of(part: Batch) -> GradientSums:
+            stored = _as_stored(whole, params)
+            grads, total, tokens, auxiliary = loss_and_gradient(loss, stored, part, rng)
+            # Sums of parts are kept divided, and what is added up moves as parts.
+            grads = jax.tree.map(_divide_gradient, grads, self.specs, self._kept())
+            return grads, total, tokens, auxiliary
+
+        like = jax.eval_shape(_as_stored, whole, params)
+        grads, total, tokens, auxiliary = accumulate(sums_of, like, batch, parts)
+        scatter = partial(_scatter, stages=self.stages)
+        grads = jax.tree.map(scatter, grads, self.specs, self._kept())
+        return grads, total, tokens, auxiliary
 
     def sum(self, tree: Any) -> Any:
         """`tree` added up over all devices that hold different rows."""
@@ -167,13 +183,12 @@ class GatheredAtUse(struct.PyTreeNode, nn.meta.AxisMetadata[jax.Array]):
 
     def add_axis(self, index: int, params: dict[Any, Any]) -> "GatheredAtUse":
         """A box like this one for parts that are stacked along axis `index`."""
-        specs = _with_axis(self.spec, index), _with_axis(self.kept, index)
-        return self.replace(spec=specs[0], kept=specs[1])
+        return self.replace(spec=_with_axis(self.spec, index), kept=_with_axis(self.kept, index))
 
     def remove_axis(self, index: int, params: dict[Any, Any]) -> "GatheredAtUse":
         """A box like this one for one of the parts that are stacked along axis `index`."""
-        specs = _without_axis(self.spec, index), _without_axis(self.kept, index)
-        return self.replace(spec=specs[0], kept=specs[1])
+        spec, kept = _without_axis(self.spec, index), _without_axis(self.kept, index)
+        return self.replace(spec=spec, kept=kept)
 
 
 def _with_axis(spec: PartitionSpec, index: int) -> PartitionSpec:
