@@ -50,20 +50,21 @@ def report(
     They say what to change for the memory of each program. Without `devices` for the `compiler`
     the CPU's estimates.
     """
-    cost, is_estimate = training.cost(config), devices is None
-    name, where = f"{config.name}: a step of", config.mesh or config.strategy
-    yield f"{name} {cost.positions:,} tokens on {count} x {accelerator}, {where}; bytes per device"
+    cost = training.cost(config)
+    is_estimate = devices is None
+    yield (
+        f"{config.name}: a step of {cost.positions:,} tokens on {count} x {accelerator}, "
+        f"{config.mesh or config.strategy}; bytes per device"
+    )
     yield f"compiler            {_version(compiler)}; compiled is not run"
     run = plan_run(config, training, devices)
     weights = run.state.params
     optimizer = (run.state.opt_state, run.state.ema)
     number = sum(leaf.size for leaf in jax.tree.leaves(weights))
-    sizes = (
-        sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-        for tree in (weights, optimizer)
+    yield (
+        f"parameters          {number:,}; {gigabytes(_bytes_of(weights))}, the optimizer's "
+        f"{gigabytes(_bytes_of(optimizer))}"
     )
-    sentence = "{}, the optimizer's {}".format(*map(gigabytes, sizes))
-    yield f"parameters          {number:,}; {sentence}"
     changes = []
     for program in run.programs:
         yield describe(program, accelerator, is_estimate)
@@ -73,6 +74,11 @@ def report(
     yield from (f"change: {sentence}" for sentence in changes)
     if is_estimate:
         yield ASSUMPTIONS
+
+
+def _bytes_of(tree: Any) -> int:
+    """The bytes of `tree` on all devices together."""
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
 def _version(compiler: Compiler) -> str:
@@ -107,8 +113,10 @@ def describe(program: PlannedProgram, accelerator: str, estimate: bool = False) 
         return "\n".join([*lines, *_rows("  refused", [program.shortage])])
     if not program.program.executed:
         return lines[0]
-    parts = (program.arguments, program.temporary, program.results)
-    sizes = "state and batch {}, temporary {}, new results {}".format(*map(gigabytes, parts))
+    sizes = (
+        f"state and batch {gigabytes(program.arguments)}, temporary "
+        f"{gigabytes(program.temporary)}, new results {gigabytes(program.results)}"
+    )
     arrays = largest_arrays(program.program)
     largest = [f"{gigabytes(size):>9}  {count:>5} x {shape}" for size, shape, count in arrays]
     lines += _rows("  of these", [sizes]) + _rows("  largest arrays", largest)
@@ -148,16 +156,25 @@ def describe_step(
             ],
         )
     if estimate or accelerator not in TPUS:
-        seconds = cost.flops / peak
-        speed = ASSUMED_MFU * cost.positions / seconds
-        return "\n".join(
-            [
-                *lines,
-                f"time per step       at least {seconds:.3g} s, the FLOPs at the peak",
-                f"speed               {speed:,.0f} tokens per second at an assumed MFU of "
-                f"{ASSUMED_MFU:.0%}",
-            ]
-        )
+        lines += _assumed_time(cost, peak)
+    else:
+        lines += _predicted_time(step, accelerator, cost, peak)
+    return "\n".join(lines)
+
+
+def _assumed_time(cost: Cost, peak: float) -> list[str]:
+    """The least time of a step at the `peak` of all devices, and its speed at an assumed MFU."""
+    seconds = cost.flops / peak
+    speed = ASSUMED_MFU * cost.positions / seconds
+    return [
+        f"time per step       at least {seconds:.3g} s, the FLOPs at the peak",
+        f"speed               {speed:,.0f} tokens per second at an assumed MFU of "
+        f"{ASSUMED_MFU:.0%}",
+    ]
+
+
+def _predicted_time(step: PlannedProgram, accelerator: str, cost: Cost, peak: float) -> list[str]:
+    """The time of a step on a TPU by its compiler's cycles, its parts, and the speed."""
     specs = [call.spec for call in step.attention]
     time = step_time(step.program, accelerator, specs, step.schedules)
     clock = TPUS[accelerator].clock / 1e9
@@ -170,13 +187,13 @@ def describe_step(
         "asynchronous ones": (time.asynchronous, "which hide behind the kernels"),
         "between slices": (time.between_slices, "modelled by the network's rate"),
     }
-    lines.append(
-        f"time per step       {time.total:.3g} s, no waiting for memory: predicted, never measured"
-    )
-    lines += [f"  {name:<17} {x:.3g} s, {how}" for name, (x, how) in parts.items() if x]
-    most = f"{cost.positions / time.total:,.0f} tokens per second"
-    mfu = f"MFU {cost.flops / time.total / peak:.1%}"
-    return "\n".join([*lines, f"speed               at most {most}, {mfu}"])
+    speed = f"{cost.positions / time.total:,.0f} tokens per second"
+    mfu = cost.flops / time.total / peak
+    return [
+        f"time per step       {time.total:.3g} s, no waiting for memory: predicted, never measured",
+        *(f"  {name:<17} {x:.3g} s, {how}" for name, (x, how) in parts.items() if x),
+        f"speed               at most {speed}, MFU {mfu:.1%}",
+    ]
 
 
 def advice(config: Any, program: PlannedProgram, accelerator: str, num_shards: int) -> list[str]:
