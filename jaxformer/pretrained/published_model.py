@@ -13,6 +13,7 @@ import numpy as np
 from flax import linen as nn
 from flax.traverse_util import flatten_dict, unflatten_dict
 
+from jaxformer.config import TransformerConfig
 from jaxformer.decoding import CompletionOptions, SamplingConfig, SearchConfig, TranslationOptions
 from jaxformer.distributed import Strategy
 from jaxformer.errors import ConfigError, DataError
@@ -183,6 +184,17 @@ def _read_spec(
 ) -> tuple[ModelSpec, dict[str, str]]:
     """The spec, and the weight map's name -> the folder's of each tensor."""
     config = read_config(family, hf)
+    _check_size(config, len(tensors.shapes))
+    names = canonical_names(family, tensors.shapes)
+    unused = family.unused_tensors.get(kind, r"(?!)")
+    names = {name: stored for name, stored in names.items() if not re.search(unused, name)}
+    shapes = {name: tensors.shapes[stored] for name, stored in names.items()}
+    spec = ModelSpec(kind, config, _count_classes(family, shapes)).completed()
+    return family.adapt(spec, names), names
+
+
+def _check_size(config: TransformerConfig, num_tensors: int) -> None:
+    """Raises `ConfigError` for more layers than tensors, before anything of this size is built."""
     layers = config.num_encoder_layers + config.num_decoder_layers
     asked = f"{layers:,} layers"
     networks = layers
@@ -190,17 +202,18 @@ def _read_spec(
     if experts is not None:
         asked = f"{layers:,} layers of {experts.num_experts:,} experts"
         networks = layers * experts.num_experts
-    if networks > len(tensors.shapes):  # before anything of this size is built
+    if networks > num_tensors:
         raise ConfigError(
-            f"config.json asks for {asked}, but the weights have {len(tensors.shapes)} tensors"
+            f"config.json asks for {asked}, but the weights have {num_tensors} tensors"
         )
-    names = canonical_names(family, tensors.shapes)
-    unused = family.unused_tensors.get(kind, r"(?!)")
-    names = {name: stored for name, stored in names.items() if not re.search(unused, name)}
-    heads = [(x, tensors.shapes[names[x]]) for x in family.classifier_tensors if x in names]
-    classes = parse_number(heads[0][0], heads[0][1][0], int) if heads and heads[0][1] else 0
-    spec = ModelSpec(kind, config, classes).completed()
-    return family.adapt(spec, names), names
+
+
+def _count_classes(family: Family, shapes: Mapping[str, Shape]) -> int:
+    """The number of classes by the first tensor of a classifier that is there; 0 without one."""
+    for name in family.classifier_tensors:
+        if name in shapes:
+            return parse_number(name, shapes[name][0], int) if shapes[name] else 0
+    return 0
 
 
 def _without_other_heads(
