@@ -154,17 +154,22 @@ class AdaptedTensors:
     def __init__(self, adapter: Adapter, tensors: Tensors, family: Family) -> None:
         self._adapter, self._tensors = adapter, tensors
         self._inputs_first = re.compile(family.inputs_first)
-        stored_names = canonical_names(family, tensors.shapes)
         self.shapes: dict[str, Shape] = dict(tensors.shapes)
-        self._whole: dict[str, str] = {}
-        for name, whole in adapter.whole_tensors(family).items():
-            stored = stored_names.get(name, name)
-            self._whole[stored] = whole
-            self.shapes[stored] = adapter.shape(whole)
-            stored_names[name] = stored
+        """The shape of each tensor, by its name in the model's files."""
+        self.changed: set[str] = set()
+        """The tensors that the adapter changes, by their names in weight maps."""
+        self._replacements: dict[str, str] = {}
+        """The name in the model's files -> the adapter's tensor that takes its place."""
         self._matrices: dict[str, _Matrices] = {}
+        """The name in the model's files -> the adapter's matrices for it."""
+        stored_names = canonical_names(family, tensors.shapes)
+        for name, replacement in adapter.whole_tensors(family).items():
+            stored = stored_names.setdefault(name, name)
+            self.changed.add(name)
+            self._replacements[stored] = replacement
+            self.shapes[stored] = adapter.shape(replacement)
         self._names: dict[str, str] = {stored: name for name, stored in stored_names.items()}
-        self.changed: set[str] = set(adapter.whole_tensors(family))
+        """The name in the model's files -> the name in weight maps."""
         for name, matrices in adapter.matrices(family).items():
             self.changed.add(name)
             if name not in stored_names:
@@ -177,8 +182,8 @@ class AdaptedTensors:
 
     def read(self, name: str) -> np.ndarray:
         """The tensor `name` with the adapter's product; in float32 where the adapter changes it."""
-        if name in self._whole:
-            tensor = self._adapter.read(self._whole[name])
+        if name in self._replacements:
+            tensor = self._adapter.read(self._replacements[name])
         else:
             tensor = self._tensors.read(name)
         matrices = self._matrices.get(name)
@@ -194,11 +199,8 @@ class AdaptedTensors:
         for entry in weight_map:
             changed = [name for name in entry.names if name in self.changed]
             has_matrices = any(self._names.get(stored) in entry.names for stored in self._matrices)
-            if (
-                len(entry.names) > 1
-                and changed
-                and (has_matrices or len(changed) < len(entry.names))
-            ):
+            would_differ = has_matrices or len(changed) < len(entry.names)
+            if len(entry.names) > 1 and changed and would_differ:
                 raise ConfigError(
                     f"the adapter changes {changed[0]}, but {' and '.join(entry.names)} are one "
                     "parameter of this model (tie_word_embeddings), and would differ: save the "
