@@ -6,12 +6,11 @@ RUNS/benchmarks/NAME.json, and ends with code 1 where a check failed. Of several
 it, with the options of `train`.
 """
 
-import math
 import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from experiments.benchmarks.attention import Shape, find_attention, jax_attention
+from experiments.benchmarks.collective_cases import COLLECTIVES, collective
 from experiments.benchmarks.greedy_text import GreedyText, jax_sample
 from experiments.benchmarks.timing import Case, CaseFailed, environment
 from experiments.benchmarks.train import GPT2_WORK, StepWork, jax_step
@@ -64,8 +63,6 @@ _TOLERANCES = {"bfloat16": (2e-3, 2e-2), "float32": (1e-5, 1e-4)}
 """dtype -> the relative difference of (loss, gradient norm) that rounding may make in `_STEPS`."""
 _WIDTH = 80
 """Columns of what is printed."""
-_BLOCK_WIDTH = 7
-"""Numbers in a row of the blocks on which a collective is compared."""
 _VERSIONS = {
     "jax": metadata.version("jax"),
     "jaxlib": metadata.version("jaxlib"),
@@ -261,62 +258,6 @@ def communication(
     if chip:
         numbers["% of the links"] = 100 * rate / chip.link
     return numbers
-
-
-def _shift(x: Any, axis: str) -> Any:
-    """Each device's `x` at the next device along `axis`."""
-    size = jax.lax.axis_size(axis)
-    return jax.lax.ppermute(x, axis, [(i, (i + 1) % size) for i in range(size)])
-
-
-COLLECTIVES: dict[str, Callable[[Any, str], Any]] = {
-    "psum": jax.lax.psum,
-    "all_gather": lambda x, axis: jax.lax.all_gather(x[0], axis),
-    "reduce_scatter": jax.lax.psum_scatter,
-    "all_to_all": lambda x, axis: jax.lax.all_to_all(x, axis, 0, 0),
-    "ppermute": _shift,
-}
-"""name -> the function that each of n devices along an axis computes of its block [n, W]."""
-
-
-def collective(name: str, axis: str, mesh: Mesh, size: float) -> Case:
-    """The collective `name` along `axis`, on blocks of `size` bytes a device.
-
-    "sent_bytes" count what a device sends around a ring. Raises `CaseFailed` where a small call
-    has another result than on one device.
-    """
-    count = mesh.shape[axis]
-    all_axes = PartitionSpec(mesh.axis_names)
-    sharding = NamedSharding(mesh, all_axes)
-
-    def compute(block: jax.Array) -> jax.Array:
-        return COLLECTIVES[name](block, axis)
-
-    @jax.jit
-    @partial(jax.shard_map, mesh=mesh, in_specs=all_axes, out_specs=all_axes, check_vma=False)
-    def program(blocks: jax.Array) -> jax.Array:
-        return compute(blocks[0])[None]
-
-    shape = mesh.size, count, _BLOCK_WIDTH
-    numbers = np.arange(math.prod(shape), dtype=np.float32).reshape(shape) % 251  # exact sums
-    result = program(jax.make_array_from_callback(shape, sharding, lambda part: numbers[part]))
-    # On one device the axes of the mesh are axes of an array, each mapped by `jax.vmap`.
-    mapped = reduce(lambda f, name: jax.vmap(f, axis_name=name), mesh.axis_names[::-1], compute)
-    divided = numbers.reshape(*mesh.devices.shape, *shape[1:])
-    expected = np.asarray(mapped(jnp.array(divided)))
-    expected = expected.reshape(mesh.size, *expected.shape[mesh.devices.ndim :])
-    for shard in result.addressable_shards:
-        if not np.array_equal(shard.data, expected[shard.index]):
-            raise CaseFailed(f"device {shard.device.id} has another result than one device alone")
-    width = max(int(size) // 4 // count, 1)  # of float32
-    blocks = jax.jit(lambda: jnp.ones((mesh.size, count, width)), out_shardings=sharding)()
-    share = 1 - 1 / count  # of its block, to all others
-    if name == "psum":  # a reduction, and a gathering of the sums
-        share *= 2
-    elif name == "ppermute":
-        share = 1.0
-    facts = {"sent_bytes": 4 * count * width * share}
-    return Case(lambda: program(blocks), facts, jax.block_until_ready)
 
 
 def training(options: DeviceOptions, devices: Strategy) -> dict[str, float]:
