@@ -128,7 +128,7 @@ def _facts(corpus: Corpus, cache: TextCache) -> TextFacts:
 
 
 def _describe_facts(prepared: Prepared, sizes: Mapping[str, int]) -> list[str]:
-    """A line for each fact that somebody should know; `sizes` are those of the held-out parts."""
+    """A line for each fact that somebody should know; `sizes` count the held-out parts."""
     trained, pairs, copies = prepared.facts
     validation, test = (list(zip(*x, strict=True)) for x in (prepared.validation, prepared.test))
     lines = describe_overlap(trained, sizes, "pairs")

@@ -147,7 +147,7 @@ def _is_output_closed() -> bool:
 
 
 def _is_output_full(error: OSError) -> bool:
-    """True if `error` is that of stdout, whose disk is full; then /dev/null takes its place."""
+    """True if `error` comes from stdout, whose disk is full; then /dev/null takes its place."""
     try:
         sys.stdout.flush()
     except OSError as again:

@@ -256,8 +256,8 @@ def _difference_in_text(first: ScoredRun, run: ScoredRun, metric: str) -> str:
         )
     if run.signature != first.signature:
         return (
-            f"{metric} of {first.folder} has the signature {first.signature}, that of "
-            f"{run.folder} {run.signature}: score one of them again"
+            f"{metric} of {first.folder} has the signature {first.signature}, and of {run.folder} "
+            f"{run.signature}: score one of them again"
         )
     if run.unit.tokens != first.unit.tokens:
         return (
