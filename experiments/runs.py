@@ -21,17 +21,13 @@ from experiments import registry
 from experiments.harness import cli
 from experiments.harness.results import pages, plots, tables
 from experiments.harness.results.comparing import compare as compare_runs
-from experiments.harness.results.groups import (
-    SWEEP,
-    expand,
-    experiment_of,
-    find_runs,
-    group_runs,
-    letters_of_tokens,
-    settings_of,
-)
+from experiments.harness.results.find_runs import expand, find_runs
+from experiments.harness.results.groups import group_runs
 from experiments.harness.results.run_facts import RunFacts, facts_of_sweep
+from experiments.harness.results.run_settings import experiment_of, settings_of
+from experiments.harness.results.sweep_failures import SWEEP
 from experiments.harness.results.tables import Table
+from experiments.harness.results.token_units import letters_of_tokens
 from experiments.harness.runs.run_options import RunOptions
 from jaxformer import storage
 from jaxformer.config import Checked, Natural

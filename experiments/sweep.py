@@ -24,7 +24,8 @@ from experiments import registry
 from experiments.harness import cli
 from experiments.harness.cli import config_files, display
 from experiments.harness.results import comparing, tables
-from experiments.harness.results.groups import FAILED, SWEEP, settings_of, shared_settings
+from experiments.harness.results.run_settings import settings_of, shared_settings
+from experiments.harness.results.sweep_failures import FAILED, SWEEP
 from experiments.harness.runs import run_folder
 from experiments.harness.runs.loggers import Logger
 from experiments.harness.runs.run_folder import TrainResult, read_result

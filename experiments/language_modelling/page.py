@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from experiments.harness.results.attention_views import AttentionView, label, read_weights
-from experiments.harness.results.groups import prompted, sample_texts
 from experiments.harness.results.pages import Contents, Sentence
+from experiments.harness.results.run_samples import prompted, sample_texts
 from experiments.harness.runs.run_options import RunOptions
 from experiments.language_modelling.load_run import load_run
 from experiments.language_modelling.prompts import continued_prompts

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import experiments
 from experiments.harness import cli
-from experiments.harness.results.groups import expand, experiment_of
+from experiments.harness.results.find_runs import expand
+from experiments.harness.results.run_settings import experiment_of
 from jaxformer.errors import ConfigError, DataError
 from tests.evidence import commands, pages, records
 

@@ -21,7 +21,7 @@ from unittest import mock
 from experiments import plan, registry, runs, sweep
 from experiments.harness import cli
 from experiments.harness.cli import config_files
-from experiments.harness.results.groups import shared_settings
+from experiments.harness.results.run_settings import shared_settings
 from jaxformer.config import import_by_name, is_import_name
 from jaxformer.errors import ConfigError
 from tests.evidence.settings import Settings, changed_settings, settings_of_config

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from experiments.harness.cli import config_files
-from experiments.harness.results.groups import shared_settings
+from experiments.harness.results.run_settings import shared_settings
 from jaxformer.config import to_plain
 
 Settings = Mapping[str, str]

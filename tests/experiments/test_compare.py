@@ -14,7 +14,8 @@ from scipy import stats
 
 from experiments.harness.results import tables
 from experiments.harness.results.comparing import compare as compare_runs
-from experiments.harness.results.groups import find_runs, group_runs
+from experiments.harness.results.find_runs import find_runs
+from experiments.harness.results.groups import group_runs
 from experiments.harness.results.run_facts import facts_of_sweep
 from experiments.harness.runs import bootstrap, intervals, rounding
 from experiments.harness.runs.sample_tables import read_table

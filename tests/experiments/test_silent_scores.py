@@ -11,8 +11,8 @@ import pytest
 
 from experiments import runs as runs_command
 from experiments.harness.results.comparing import compare
-from experiments.harness.results.groups import main_metric
 from experiments.harness.results.pages import runs_page
+from experiments.harness.results.scored_runs import main_metric
 from experiments.harness.results.tables import by_length, render
 from experiments.harness.runs.run_folder import read_result
 from experiments.harness.runs.sample_tables import read_table

@@ -7,15 +7,10 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from experiments.harness.results.groups import (
-    Group,
-    ScoredRun,
-    expand,
-    failed_cells,
-    group_runs,
-    main_metric,
-    read_scored,
-)
+from experiments.harness.results.find_runs import expand
+from experiments.harness.results.groups import Group, group_runs
+from experiments.harness.results.scored_runs import ScoredRun, main_metric, read_scored
+from experiments.harness.results.sweep_failures import failed_cells
 from experiments.harness.runs import bootstrap, intervals
 from experiments.harness.runs.run_folder import read_result
 from jaxformer import storage

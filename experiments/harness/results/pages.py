@@ -17,18 +17,14 @@ from experiments.harness.cli import config_files
 from experiments.harness.results import plots, tables
 from experiments.harness.results.attention_views import AttentionView
 from experiments.harness.results.comparing import Comparison, compare_groups
-from experiments.harness.results.groups import (
-    Group,
-    expand,
-    failed_cells,
-    group_runs,
-    letters_of_tokens,
-    sample_texts,
-    short_names,
-)
+from experiments.harness.results.find_runs import expand
+from experiments.harness.results.groups import Group, group_runs
 from experiments.harness.results.plots import Curves, Interval, Styles
 from experiments.harness.results.run_facts import COUNTS, RunFacts
+from experiments.harness.results.run_samples import sample_texts
+from experiments.harness.results.sweep_failures import failed_cells, short_names
 from experiments.harness.results.tables import Table
+from experiments.harness.results.token_units import letters_of_tokens
 from experiments.harness.runs.quantities import described
 from experiments.harness.runs.rounding import shown
 from jaxformer import optional_dependencies, storage

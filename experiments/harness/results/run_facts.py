@@ -9,17 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from experiments.harness.results.groups import (
-    SWEEP,
-    failures_of,
-    find_runs,
-    group_runs,
-    item_sums,
-    main_metric,
-    numbers,
-    token_unit,
-)
+from experiments.harness.results.find_runs import find_runs
+from experiments.harness.results.groups import group_runs
 from experiments.harness.results.plots import Interval, best_of
+from experiments.harness.results.scored_runs import item_sums, main_metric, numbers
+from experiments.harness.results.sweep_failures import SWEEP, failures_of
+from experiments.harness.results.token_units import token_unit
 from experiments.harness.runs import bootstrap, rounding
 from experiments.harness.runs.loggers import MetricsFile
 from experiments.harness.runs.quantities import quantity

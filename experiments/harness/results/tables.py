@@ -13,7 +13,8 @@ import numpy as np
 from jaxtyping import Bool
 
 from experiments.harness.results.comparing import Comparison
-from experiments.harness.results.groups import ScoredRun, sample_table
+from experiments.harness.results.run_samples import sample_table
+from experiments.harness.results.scored_runs import ScoredRun
 from experiments.harness.runs import bootstrap
 from experiments.harness.runs.quantities import quantity
 from experiments.harness.runs.translation_items import can_tell
