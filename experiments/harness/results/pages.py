@@ -75,28 +75,20 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
     The folder may also be one of `transformers`.
     """
     run = RunFacts(folder)
+    is_run = not is_pretrained(folder)
     files = {"scores.json": run.scores, "config.json": run.config, "env.json": run.environment}
     details = {name: _settings(content) for name, content in files.items()}
-    if is_pretrained(folder):
-        warnings = ["This is a folder of transformers: it has no scores or curves."]
-        unscored = ""
+    warnings = ["This is a folder of transformers: it has no scores or curves."]
+    if is_run:
+        warnings = _problems_of(run, files)
+    scores = run.describe_scores(intervals=True)
+    main_metric = next(iter(scores), "")
+    if main_metric:
+        score_name = f"{main_metric} on {_text(run.scores)}"
     else:
-        warnings = [] if run.state == "done" else [run.describe_state()]
-        unscored = "Not scored yet."
-        for name, content in {**files, "metrics.jsonl": {"": ""}}.items():
-            if (folder / name).is_file():
-                if not content:
-                    warnings.append(f"{name} is damaged.")
-            elif run.state == "done" or name in ("config.json", "env.json"):
-                warnings.append(f"{name} is missing.")
-    scores = list(run.describe_scores(intervals=True).items())
-    score = ""
-    score_name = unscored
-    if scores:
-        metric, score = scores[0]
-        score_name = f"{metric} on {_text(run.scores)}"
-    facts = dict(scores[1:])
-    if run.config and not is_pretrained(folder):
+        score_name = "Not scored yet." if is_run else ""
+    facts = {name: score for name, score in scores.items() if name != main_metric}
+    if is_run and run.config:
         known = run.describe()
         facts |= {name: known[name] for name in _FACTS if name in known}
     trackers = Record(folder / "trackers.json").read_if_intact()
@@ -113,7 +105,7 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
     return _html(
         title=f"{folder.absolute().parent.name}: {folder.name}",
         warnings=warnings,
-        score=score,
+        score=scores.get(main_metric, ""),
         score_name=score_name,
         facts=facts,
         command=run.environment.get("command", ""),
@@ -124,6 +116,24 @@ def run_page(folder: Path, contents: Contents | None = None) -> str:
         samples=samples,
         **_charts(_paired(plots.logged_curves([Group(folder.name, [folder])])), {}, styles),
     )
+
+
+def _problems_of(run: RunFacts, files: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The state of a run that is not done, and the `files` that are missing or damaged.
+
+    A damaged file is empty there.
+    """
+    is_done = run.state == "done"
+    problems = [] if is_done else [run.describe_state()]
+    for name, content in files.items():
+        if (run.folder / name).is_file():
+            if not content:
+                problems.append(f"{name} is damaged.")
+        elif is_done or name in ("config.json", "env.json"):
+            problems.append(f"{name} is missing.")
+    if is_done and not (run.folder / "metrics.jsonl").is_file():
+        problems.append("metrics.jsonl is missing.")
+    return problems
 
 
 def runs_page(paths: Sequence[str | Path], metric: str = "", baseline: str = "") -> str:
