@@ -548,6 +548,15 @@ def test_a_first_line_that_names_the_columns_is_no_example(tmp_path):
         classification.read(CAUSAL, turned)
 
 
+def test_white_space_around_a_label_makes_no_other_label(tmp_path):
+    path = write_lines(tmp_path / "spaced.tsv", "a \tthe sun", " a\tthe moon", "b\t a star ")
+    assert classification.read(CAUSAL, path) == [
+        ("a", "the sun"),
+        ("a", "the moon"),
+        ("b", " a star "),
+    ]
+
+
 def test_labelled_text_that_cannot_be_used_is_refused(tmp_path, tokenizer):
     for lines, said in (
         (["a\tx", "b y"], r"a.tsv:2: needed label<TAB>text, got 1 columns: 'b y'"),

@@ -37,9 +37,9 @@ _MANY = 10
 def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
     """(label, text) or (label, premise, hypothesis) of each line of a file.
 
-    A further tab ends the last text, and a first line that names the columns is left out. A file
-    of records (.jsonl, .parquet) has these fields. Raises `DataError` naming the first line without
-    one of them, and as `read_lines` does.
+    A further tab ends the last text, a first line that names the columns is left out, and so is
+    white space around a label. A file of records (.jsonl, .parquet) has these fields. Raises
+    `DataError` naming the first line without one of them, and as `read_lines` does.
     """
     names = _PAIR_FIELDS if config.task.kind == "pairs" else _TEXT_FIELDS
     if kind_of(path) in ("json lines", "parquet"):
@@ -53,7 +53,7 @@ def read(config: FinetuneConfig, path: str) -> list[tuple[str, ...]]:
                 f"{path}:{number}: needed {'<TAB>'.join(names)}, got {len(row)} columns: "
                 f"{' '.join(map(repr, row))}"
             )
-    return [tuple(row) for row in rows]
+    return [(label.strip(), *texts) for label, *texts in rows]
 
 
 def _has_header(path: str, rows: Sequence[Sequence[str]]) -> bool:
