@@ -275,3 +275,13 @@ def test_own_pairs_in_another_order_at_each_call_are_read_at_one_call(tmp_path, 
     assert len(calls) == 1 and opened.fingerprint == lines_digest(*train)
     assert train == opened.train() and train.source == [text[::-1] for text in train.target]
     assert sorted([*train.source, *opened.validation.source]) == sorted(DOCUMENTS)
+
+
+@pytest.mark.parametrize("header", ["source\ttarget", "SRC\tTGT\tscore", " src \ttrg"])
+def test_a_first_line_that_names_the_sides_of_pairs_is_no_pair(header, tmp_path):
+    path, fields = tmp_path / "a.tsv", ("source", "target")
+    path.write_text(f"{header}\nsun\tSonne\n{header}\n")
+    first, second = sources.iterate_both(str(path), fields)
+    assert first == ("sun", "Sonne") and second == tuple(header.split("\t")[:2])
+    path.write_text("Source\tQuelle\n")
+    assert list(sources.iterate_both(str(path), fields)) == [("Source", "Quelle")]

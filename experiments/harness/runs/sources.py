@@ -1,7 +1,7 @@
 """Text by a name: files of lines or records, data sets, your own functions.
 
 a.txt                           lines or documents (.gz too)
-a.tsv                           pairs: source<TAB>target
+a.tsv                           pairs: source<TAB>target; a first line of these words is no pair
 a.bin, a.npy                    ids that others made (`jaxformer.text.data.id_files`); a pattern of
                                 such names too
 a.jsonl, a.parquet              records with fields; .ndjson, .json (one a line), .gz too
@@ -24,6 +24,9 @@ from experiments.harness.runs.source_kinds import kind_of
 from experiments.harness.runs.text_cache import TextCache
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.text.data import iterate_lines, iterate_tab_pairs
+
+_HEADERS = ("source", "target"), ("src", "tgt"), ("src", "trg")
+"""The first lines of tables of pairs that name their columns."""
 
 
 def read_texts(name: str, field: str) -> Iterator[str]:
@@ -65,8 +68,15 @@ def _read_both(name: str, fields: tuple[str, str]) -> Iterable[tuple[str, ...]]:
             f"{name} holds ids, but pairs of texts are needed: only language modelling reads ids"
         )
     if kind_of(name) == "table":
-        return iterate_tab_pairs(name)
+        return _without_header(iterate_tab_pairs(name))
     return _read(name, fields)
+
+
+def _without_header(pairs: Iterator[tuple[str, str]]) -> Iterator[tuple[str, str]]:
+    """`pairs` without a first one that names the two sides."""
+    for number, pair in enumerate(pairs):
+        if number > 0 or tuple(side.strip().lower() for side in pair) not in _HEADERS:
+            yield pair
 
 
 def identity(name: str, cache: TextCache) -> str:
