@@ -57,6 +57,8 @@ def test_each_run_has_a_line_with_state_steps_score_date_and_parent(folder, caps
     with lock(path / "checkpoints"):
         assert listed(folder, capsys)["begun"]["state"] == "running"
     assert listed(folder, capsys)["begun"]["state"] == "failed"
+    (folder / "translation" / "done" / "scores.json").write_text('{"text": "te')
+    assert listed(folder, capsys)["done"]["score"] == "scores.json is damaged"
 
 
 def test_a_sweep_is_a_line_with_its_cells_and_its_best_score(tmp_path, capsys):

@@ -20,6 +20,7 @@ from experiments.harness.runs.loggers import MetricsFile
 from experiments.harness.runs.quantities import quantity
 from experiments.harness.runs.rounding import shown
 from jaxformer.checkpoint.lock import is_locked
+from jaxformer.errors import DataError
 from jaxformer.records import Record
 
 COUNTS = ("sentences", "words", "tokens", "bytes")
@@ -106,7 +107,12 @@ class RunFacts:
         return {name: text for name, text in facts.items() if text}
 
     def newest_score(self) -> str:
-        """Two of the final scores; before the end the newest of the validation; else ""."""
+        """Two of the final scores, or that they are damaged; before the end the newest of the
+        validation; else ""."""
+        try:
+            Record(self.folder / "scores.json").read()
+        except DataError:
+            return "scores.json is damaged"
         if final := list(self.describe_scores().items())[:2]:
             text = self.scores.get("text", "")
             return ", ".join(f"{text} {name} {value}".strip() for name, value in final)
