@@ -453,11 +453,16 @@ def _norm_maker(block: nn.Module, options: NormOptions, use_bias: bool) -> Calla
 
 
 def _check_decode(kind: type) -> None:
-    """Raises `ConfigError` for a class of blocks that would decode by another function."""
+    """Raises `ConfigError` for a class of blocks that would decode by another function.
+
+    `nn.remat(Block)` makes a class that has a `__call__` of its own, which computes what `Block`'s
+    does: the classes of Flax's transforms are passed over.
+    """
+    bases = [base for base in kind.__mro__ if base.__module__ != nn.transforms.__name__]
 
     def place(method: str) -> int:
-        places = (i for i, base in enumerate(kind.__mro__) if method in vars(base))
-        return next(places, len(kind.__mro__))
+        places = (i for i, base in enumerate(bases) if method in vars(base))
+        return next(places, len(bases))
 
     if place("decode") > place("__call__"):
         raise ConfigError(

@@ -187,3 +187,19 @@ def test_a_block_that_changes_only_its_call_does_not_decode_by_another_function(
     cache = model.apply(variables, B, max_length=4, method="init_cache")
     with pytest.raises(jf.ConfigError, match="Doubled .*decode"):
         model.apply(variables, tokens[:, None], cache, method="decode_step")
+
+
+def test_a_block_in_a_transform_of_flax_decodes_and_its_own_call_is_still_refused():
+    """`nn.remat(Block)` is a class whose `__call__` is another one than that of `Block`."""
+    tokens = jnp.ones((B, 3), int)
+
+    def first_step(block):
+        model = jf.DecoderOnly(replace(RECIPE, num_decoder_layers=1), block=block)
+        variables = jax.eval_shape(model.init, jax.random.key(0), tokens)
+        cache = model.init_cache(B, max_length=4)
+        step = partial(model.apply, method="decode_step")
+        return jax.eval_shape(step, variables, tokens[:, None], cache)[0]
+
+    assert first_step(nn.remat(jf.Block)).shape == (B, 1, 3, 11)
+    with pytest.raises(jf.ConfigError, match="Doubled .*decode"):
+        first_step(nn.remat(Doubled))
