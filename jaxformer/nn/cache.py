@@ -12,6 +12,7 @@ max_length, d_model)`, and its method `decode` returns it with new tokens added.
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -406,12 +407,14 @@ def _as_tuples(value: Any) -> Any:
 
 
 for _kind in (LayerCache, Cache):  # so that `jax.export` can write a step of decoding
-    jax.export.register_pytree_node_serialization(
-        _kind,
-        serialized_name=f"jaxformer.{_kind.__name__}",
-        serialize_auxdata=lambda static: json.dumps(static).encode(),
-        deserialize_auxdata=lambda text: _as_tuples(json.loads(text)),
-    )
+    # A name belongs to the first class: a notebook may import this module again.
+    with suppress(ValueError):
+        jax.export.register_pytree_node_serialization(
+            _kind,
+            serialized_name=f"jaxformer.{_kind.__name__}",
+            serialize_auxdata=lambda static: json.dumps(static).encode(),
+            deserialize_auxdata=lambda text: _as_tuples(json.loads(text)),
+        )
 
 
 def init_cache(

@@ -1,5 +1,6 @@
 """The cache against its plain twin, which gathers the tokens of each beam."""
 
+import runpy
 from dataclasses import replace
 from functools import partial
 
@@ -11,6 +12,7 @@ import pytest
 from jaxformer.config import AttentionOptions
 from jaxformer.decoding import put_rows, take_rows
 from jaxformer.errors import ConfigError
+from jaxformer.nn import cache as cache_module
 from jaxformer.nn.cache import LayerCache, LayerState
 from jaxformer.nn.models import DecoderOnly
 from tests.configs import small
@@ -159,3 +161,9 @@ def test_more_tokens_than_the_cache_has_room_for_are_refused(random_params):
         step(tokens[..., :3], cache.replace(length=jnp.int32(9)))
     logits, _ = jax.jit(step)(tokens[..., :2], cache.replace(length=jnp.int32(9)))
     assert np.isfinite(logits).all()
+
+
+def test_a_notebook_may_import_the_caches_classes_again():
+    """Their names for `jax.export` are taken then."""
+    again = runpy.run_path(cache_module.__file__)
+    assert again["LayerCache"] is not LayerCache
