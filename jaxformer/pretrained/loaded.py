@@ -56,6 +56,8 @@ class Loaded:
 
     def __post_init__(self) -> None:
         check_linen(self.model)
+        _check_tokenizer("tokenizer", self.tokenizer)
+        _check_tokenizer("target_tokenizer", self.target_tokenizer)
 
     def __repr__(self) -> str:
         count = sum(leaf.size for leaf in jax.tree.leaves(self.params))
@@ -117,3 +119,16 @@ class Loaded:
             if isinstance(setting, Unsupported) and kind in setting.kinds:
                 raise type(setting.error)(str(setting.error)) from setting.error
         return kind()
+
+
+def _check_tokenizer(name: str, tokenizer: Any) -> None:
+    """Raises `ConfigError` for a tokenizer of another library."""
+    if tokenizer is None or isinstance(tokenizer, Tokenizer):
+        return
+    kind = type(tokenizer)
+    raise ConfigError(
+        f"{name} is a {kind.__module__}.{kind.__qualname__}, but must be a jf.Tokenizer: "
+        "jf.Tokenizer(t) makes one of a tokenizer t of the package tokenizers, such as the "
+        "backend_tokenizer of a fast tokenizer of transformers; the ids of any other go into "
+        "jf.sample(jf.make_step_fn(model, params), ...)"
+    )

@@ -111,6 +111,12 @@ def test_a_mistake_of_a_beginner_is_answered_with_what_to_do(systems, name, use,
             use(jf.Loaded(loaded.model, loaded.params, *tokenizers), line)
 
 
+@pytest.mark.parametrize("name", ["tokenizer", "target_tokenizer"])
+def test_a_tokenizer_of_another_library_is_refused_where_a_system_is_built(name):
+    with pytest.raises(ConfigError, match=f"^{name} is a .*object"):
+        jf.Loaded(jf.DecoderOnly(SIZES), {}, **{name: object()})
+
+
 @ALL
 def test_a_parameter_that_is_no_array_is_named_with_its_class(systems, name, use, line, kind):
     loaded = systems[name]
