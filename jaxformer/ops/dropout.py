@@ -108,16 +108,28 @@ def key_words(key: Array) -> UInt32[Array, "2"]:
 def as_dropout_rng(rng: DropoutRng | Array | None, x: Float[Array, "B ..."]) -> DropoutRng | None:
     """`rng`; of a key alone, the randomness of the rows of `x`, whose ids are 0 to B - 1.
 
-    Raises `TypeError` for anything else.
+    Raises `ValueError` for another number of ids than rows, and `TypeError` for anything else.
     """
-    if rng is None or isinstance(rng, DropoutRng):
+    if rng is None:
+        return None
+    if isinstance(rng, DropoutRng):
+        if jnp.shape(rng.example_ids) != (len(x),):
+            raise ValueError(
+                f"example_ids has the shape {jnp.shape(rng.example_ids)}, but x has {len(x)} rows, "
+                "each of which draws its own mask: give DropoutRng an id for each row"
+            )
         return rng
-    if isinstance(rng, Array) and (jnp.issubdtype(rng.dtype, jax.dtypes.prng_key) or len(rng) == 2):
+    if isinstance(rng, Array) and _is_key(rng):
         return DropoutRng(key_of_device(rng, x), jnp.arange(len(x)))
     raise TypeError(
         f"dropout_rng is a {type(rng).__name__}, but must be a key of jax.random, or "
         "DropoutRng(key, example_ids)"
     )
+
+
+def _is_key(array: Array) -> bool:
+    """Whether `array` is a key of `jax.random`, typed or not."""
+    return jnp.issubdtype(array.dtype, jax.dtypes.prng_key) or array.dtype == jnp.uint32
 
 
 def key_of_device(key: Array, x: Float[Array, "B ..."]) -> Array:

@@ -14,6 +14,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 import jaxformer as jf
+from jaxformer.nn.dropout import Dropout
 from jaxformer.nn.embeddings import LMHead
 from jaxformer.nn.norm import Norm
 from jaxformer.nn.recipe import make_stack
@@ -228,6 +229,21 @@ def test_dropout_takes_a_key_which_numbers_the_rows_and_is_never_ignored(make, x
         module.apply(params, x, dropout_rng=3)
     # A model may have dropout of Flax besides.
     np.testing.assert_array_equal(silent.apply(params, x, rngs={"dropout": key}), plain)
+
+
+def test_an_untyped_key_of_another_generator_drops_as_its_typed_one_does(x):
+    drop = partial(Dropout(0.5, "input").apply, {}, x)
+    with jax.default_prng_impl("rbg"):  # its untyped keys have four words
+        key, legacy = jax.random.key(7), jax.random.PRNGKey(7)
+        np.testing.assert_array_equal(drop(legacy), drop(key))
+
+
+@pytest.mark.parametrize("count", [1, B + 1])
+def test_dropout_of_another_number_of_ids_than_rows_is_refused(count, x):
+    """One id for all rows would be broadcast: each row would lose the same numbers."""
+    rng = jf.DropoutRng(jax.random.key(0), np.arange(count))
+    with pytest.raises(ValueError, match="example_ids"):
+        Dropout(0.5, "input").apply({}, x, rng)
 
 
 @pytest.mark.parametrize(
