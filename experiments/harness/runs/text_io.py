@@ -128,8 +128,8 @@ def _problem_of_format(beginning: bytes, name: str) -> str:
 
 def check_holds_lines(path: str) -> None:
     """Raises `ConfigError` for a file whose name says that it holds records, columns or ids."""
-    is_file = path != "-" and to_path(path).is_file()
-    if is_file and (what := has_other_than_lines(path)):
+    what = has_other_than_lines(path)
+    if what and to_path(path).is_file():  # which asks a bucket
         raise ConfigError(
             f"{path} holds {what}, but a file with one text on each line is needed: write the "
             "texts into a .txt file"
