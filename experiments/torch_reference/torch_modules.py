@@ -70,5 +70,6 @@ def transformer(
         for i in sorted({int(n) for n in numbers}):
             entries += layer(state, prefix=f"{theirs}.layers.{i}.", scope=f"{ours}/blocks_{i}/")
         norm = f"{ours}/final_norm" if norm_first else f"{ours}_norm"
-        entries += maps.norm(norm, f"{theirs}.norm", f"{theirs}.norm.bias" in state)
+        has_bias = f"{theirs}.norm.bias" in state
+        entries += maps.norm(norm, f"{theirs}.norm", bias=has_bias)
     return entries

@@ -25,7 +25,7 @@ def weight_map_of(config: TransformerConfig) -> list[Entry]:
     entries = [maps.entry("embedding/table", "embedding.weight")]
     if config.num_encoder_layers == 0:
         entries.append(maps.entry("decoder/positions/table", "positions.weight"))
-        entries += maps.norm("decoder/final_norm", "final_norm", bias)
+        entries += maps.norm("decoder/final_norm", "final_norm", bias=bias)
         for number in range(config.num_decoder_layers):
             entries += _gpt_block(f"decoder/blocks_{number}", f"blocks.{number}", bias)
         return entries
@@ -38,13 +38,15 @@ def weight_map_of(config: TransformerConfig) -> list[Entry]:
                 attentions.append("cross_attention")
             for name in attentions:
                 parts = {part: part for part in ("query", "key", "value", "out")}
-                entries += maps.layers(f"{scope}/{name}", f"{prefix}.{name}", parts, bias)
-                entries += maps.norm(f"{scope}/{name}_norm", f"{prefix}.{name}_residual.norm", bias)
+                entries += maps.layers(f"{scope}/{name}", f"{prefix}.{name}", parts, bias=bias)
+                entries += maps.norm(
+                    f"{scope}/{name}_norm", f"{prefix}.{name}_residual.norm", bias=bias
+                )
             entries += _feed_forward(scope, prefix, bias)
             residual = f"{prefix}.feed_forward_residual.norm"
-            entries += maps.norm(f"{scope}/feed_forward_norm", residual, bias)
+            entries += maps.norm(f"{scope}/feed_forward_norm", residual, bias=bias)
         if config.norm.placement == "pre":
-            entries += maps.norm(f"{stack}/final_norm", f"{stack}.final_norm", bias)
+            entries += maps.norm(f"{stack}/final_norm", f"{stack}.final_norm", bias=bias)
     return entries
 
 
@@ -88,9 +90,9 @@ def _gpt_block(scope: str, prefix: str, bias: bool) -> list[Entry]:
     if bias:
         entries.append(joined_biases(paths, f"{name}.bias"))
     out = maps.linear(inputs=2)
-    entries += maps.dense(f"{attention}/out", f"{prefix}.attention.out", bias, kernel=out)
+    entries += maps.dense(f"{attention}/out", f"{prefix}.attention.out", bias=bias, kernel=out)
     for part in ("attention_norm", "feed_forward_norm"):
-        entries += maps.norm(f"{scope}/{part}", f"{prefix}.{part}", bias)
+        entries += maps.norm(f"{scope}/{part}", f"{prefix}.{part}", bias=bias)
     return entries + _feed_forward(scope, prefix, bias)
 
 
@@ -98,5 +100,5 @@ def _feed_forward(scope: str, prefix: str, bias: bool) -> list[Entry]:
     entries = []
     for part in ("up", "down"):
         name = f"feed_forward.{part}"
-        entries += maps.dense(f"{scope}/feed_forward/{part}", f"{prefix}.{name}", bias)
+        entries += maps.dense(f"{scope}/feed_forward/{part}", f"{prefix}.{name}", bias=bias)
     return entries
