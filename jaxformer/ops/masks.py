@@ -132,7 +132,8 @@ class AttentionMask:
 
         Such keys are no tokens: the vectors of prefix tuning, a memory, an attention sink.
         `queries` and `keys` are the numbers T and S without them. A window and segments become
-        `explicit`, since they exclude keys by their places and their documents.
+        `explicit`, since they exclude keys by their places and their documents. A bias needs
+        `count` more columns before its own.
 
         >>> mask = jf.AttentionMask(causal=True, window=1).with_first_keys(2, queries=3, keys=3)
         >>> mask.materialize(3, 5)[0, 0].astype(int)
@@ -223,8 +224,9 @@ def check_mask(mask: Any, sizes: tuple[int, int, int]) -> None:
     """Raises `ConfigError` for what is no `AttentionMask` of `sizes`: (B, T, S)."""
     if not isinstance(mask, AttentionMask):
         raise ConfigError(
-            f"mask is a {type(mask).__name__}: give AttentionMask(explicit=array) with a bool "
-            "array [B, T, S] that is True where a query may see a key; AttentionMask() allows all"
+            f"mask is a {type(mask).__name__}: give AttentionMask(padding_mask=array) with a bool "
+            "array [B, S] that is True at real keys, or AttentionMask(explicit=array) with one "
+            "[B, T, S] that is True where a query may see a key; AttentionMask() allows all"
         )
     examples, queries, keys = sizes
     for name, size in (
@@ -239,7 +241,10 @@ def check_mask(mask: Any, sizes: tuple[int, int, int]) -> None:
         shape = tuple(array.shape)
         is_broadcast = all(a in (1, b) for a, b in zip(shape, size, strict=False))
         if len(shape) != len(size) or shape[-1] != size[-1] or not is_broadcast:
+            hint = ""
+            if name == "padding_mask":
+                hint = "; a matrix [T, S] is AttentionMask(explicit=matrix[None])"
             raise ConfigError(
                 f"{name} has the shape {shape}, but must be {list(size)} for "
-                f"{examples} examples of {queries} queries and {keys} keys"
+                f"{examples} examples of {queries} queries and {keys} keys{hint}"
             )
