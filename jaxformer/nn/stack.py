@@ -420,8 +420,9 @@ def _with_number(block: nn.Module, layer: Int[Array, ""]) -> nn.Module:
     """`block` of a scan with the traced number of its `layer`, if it has such a field."""
     if "layer" not in {field.name for field in fields(block)}:
         return block
+    number = layer if isinstance(layer, Tracer) else int(layer)  # known under jax.disable_jit
     scope: Any = block.scope
-    return block.clone(parent=scope.rewound(), layer=layer)  # its modules are made anew
+    return block.clone(parent=scope.rewound(), layer=number)  # its modules are made anew
 
 
 def _choose_in_scan(

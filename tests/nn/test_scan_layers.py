@@ -203,3 +203,18 @@ def test_a_folder_of_transformers_holds_the_same_model(tmp_path, random_params):
     jf.save_pretrained(tmp_path / "gpt2", model, jf.stack_blocks(params))
     found = jf.load_pretrained(tmp_path / "gpt2")
     jax.tree.map(np.testing.assert_array_equal, found.params, params)
+
+
+@pytest.mark.long
+def test_stacked_blocks_are_applied_and_decode_without_compilation(random_params):
+    """Under `jax.disable_jit`, as for debugging, the numbers of layers are not traced."""
+    sizes = {"d_model": 6, "d_ff": 5, "num_heads": 2, "num_decoder_layers": 2}
+    model = jf.DecoderOnly(jf.TransformerConfig(V, **sizes, scan_layers=True), block=Numbered)
+    params = {"params": random_params(model, TOKENS)}
+    expected = model.apply(params, TOKENS)
+    with jax.disable_jit():
+        cache = model.apply(params, B, max_length=T, method="init_cache")
+        decoded, _ = model.apply(params, TOKENS[:, None], cache, method="decode_step")
+        whole = model.apply(params, TOKENS)
+    np.testing.assert_allclose(whole, expected, atol=1e-5)
+    np.testing.assert_allclose(decoded[:, 0], expected, atol=1e-5)
