@@ -176,11 +176,14 @@ def padded_matmul(
 
 
 def _multiply_repeated(x: Array, matrix: Array, **options: Any) -> Array:
-    """`jnp.matmul`, of one row `MIN_ROWS` times: XLA for a GPU multiplies one row with each row
-    of the matrix, and writes and reads a larger matrix again to sum it up."""
+    """`jnp.matmul`, of one row twice: XLA for a GPU multiplies one row with each row of the matrix,
+    and writes and reads a larger matrix again to sum it up.
+
+    Devices that divide the inputs add both rows up, so more than two would send more.
+    """
     if x.shape[-2] != 1:
         return jnp.matmul(x, matrix, **options)
-    rows = jnp.broadcast_to(x, (*x.shape[:-2], MIN_ROWS, x.shape[-1]))
+    rows = jnp.broadcast_to(x, (*x.shape[:-2], 2, x.shape[-1]))
     return jnp.matmul(rows, matrix, **options)[..., :1, :]
 
 

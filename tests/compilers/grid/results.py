@@ -47,23 +47,6 @@ KNOWN = (
         "earlier",
         _GPU,
     ),
-    Known(
-        "decode 1",
-        "sent",
-        2.4,
-        "one row is multiplied as eight, and the eight equal rows of partial sums are added up "
-        "along sequence: 0.07 MB where a token needs 0.03. XLA adds them up before the first is "
-        "taken",
-        _GPU,
-    ),
-    Known(
-        "decode 1",
-        "read",
-        1.3,
-        "one row is multiplied as eight in eight parts of the sum, whose results are written "
-        "and read again",
-        _GPU,
-    ),
 )
 
 FILE = Path(__file__).parent / "results.jsonl"
