@@ -71,12 +71,14 @@ def test_more_rows_for_the_matrix_unit_change_no_product(rng, assert_equal, choo
     ],
 )
 @pytest.mark.parametrize("rows", [1, 3])
-def test_few_rows_are_multiplied_as_eight_on_a_tpu_and_one_row_on_a_gpu(multiply, rows):
+def test_few_rows_are_multiplied_as_eight_on_a_tpu_and_one_row_twice_on_a_gpu(multiply, rows):
     traced = jax.jit(multiply).trace(jnp.ones((rows, 12)), jnp.ones((12, 5)))
+    found = {}
     for platform in ("tpu", "cuda", "cpu"):
         text = traced.lower(lowering_platforms=(platform,)).as_text()
-        has_eight = re.search(r"dot_general.*-> tensor<(1x1x)?8x", text)
-        assert bool(has_eight) == (platform == "tpu" or (platform == "cuda" and rows == 1))
+        found[platform] = set(re.findall(r"dot_general.*-> tensor<(?:1x1x)?(\d+)x", text))
+    assert found["tpu"] == {"8"} and found["cuda"] == {"2" if rows == 1 else "3"}
+    assert found["cpu"].isdisjoint({"2", "8"})
 
 
 def test_on_a_cpu_a_single_vector_is_multiplied_in_four_parts_without_a_copy():
