@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from experiments.benchmarks import attention, decode, greedy_text, timing, train
+from experiments.benchmarks import attention, decode, greedy_text, torch_peers, train
 from experiments.language_modelling.presets import shakespeare_char_cpu
 from experiments.translation.presets import multi30k_tiny
 
@@ -65,7 +65,7 @@ class GPT(torch.nn.Module):
 
 @pytest.fixture(autouse=True)
 def one_thread(torch, monkeypatch):
-    for module in (timing, decode):
+    for module in (torch_peers, decode):
         monkeypatch.setattr(module, "cpu_count", lambda: 1)
 
 
