@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
@@ -141,12 +140,14 @@ def part_of(
     """
     if not files:
         return None
-    uses = Counter(os.path.realpath(os.path.expanduser(name)) for name in files)
+    names: dict[str, str] = {}
     for name in files:
-        if uses[os.path.realpath(os.path.expanduser(name))] > 1:
+        path = os.path.realpath(os.path.expanduser(name))
+        if path in names:
             raise ConfigError(
-                f"{name} is given twice: give each text once, or a share, as {name}=2"
+                f"{names[path]} is given twice: give each text once, or a share, as {names[path]}=2"
             )
+        names[path] = name
     if is_ids(files):
         return id_part(files, config.document_id, isolate=config.isolate_documents)
     paths = tuple(own_texts.called_once(name, (config.text_field,), cache) for name in files)

@@ -74,8 +74,8 @@ def main(options: TranslateOptions) -> None:
     with ExitStack() as stack:
         source, target = open_binary(options.input, stack), sys.stdout.buffer
         is_printed = options.output == "-"
-        stack.enter_context(cli.naming_file("standard output" if is_printed else options.output))
-        if options.output != "-":
+        stack.enter_context(storage.naming("standard output" if is_printed else options.output))
+        if not is_printed:
             path = storage.to_path(options.output if distributed.is_first() else os.devnull)
             folder = path.parent  # one that is not there is an error, not made
             if storage.is_in_bucket(path):

@@ -304,7 +304,8 @@ class Strategy:
             value_fn = refuse_line_search
             if self.mesh.size == 1:
                 value_fn = mean_loss(loss, batch, state.dropout_rng, grad_accumulation)
-            specs_by_path, slices = self._specs(state.params), count_slices(self.mesh)
+            specs_by_path = self._specs(state.params)
+            slices = count_slices(self.mesh)
             state, metrics = update(state, sums_of_batch, specs_by_path, value_fn, slices)
             if self.mesh.size > 1:
                 state = jax.lax.with_sharding_constraint(state, self.shardings(state))

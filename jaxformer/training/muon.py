@@ -149,9 +149,9 @@ class Exchange(NamedTuple):
 
     axis: str
     dimension: int | None
-    groups: int = 1
-    """The number of groups of neighbours, each of which does all of the work; 1 where a dimension
-    is divided."""
+    slices: int = 1
+    """The number of parts of the axis that exchange nothing with each other; 1 where a dimension is
+    divided."""
 
 
 class _Side(NamedTuple):
@@ -266,9 +266,9 @@ def compute_shared(
     """
     if not exchanges:
         return compute(matrices)
-    (axis, dimension, groups), *inner = exchanges
+    (axis, dimension, slices), *inner = exchanges
     if dimension is None:
-        return _compute_among_equals(compute, matrices, axis, groups, inner)
+        return _compute_among_equals(compute, matrices, axis, slices, inner)
     if len(matrices) == 1:  # to send it to one device and back would be twice the bytes
         whole = jax.lax.all_gather(matrices, axis, axis=dimension, tiled=True)
         result = compute_shared(compute, whole, inner)
@@ -284,16 +284,16 @@ def _compute_among_equals(
     compute: Callable[[jax.Array], jax.Array],
     matrices: jax.Array,
     axis: str,
-    groups: int,
+    slices: int,
     inner: Sequence[Exchange],
 ) -> jax.Array:
     """`compute_shared` along an axis whose devices all have the same.
 
-    In each of `groups` as many devices share the work as shorten it; where they are fewer than all,
-    several sets of them do the same.
+    Each of `slices` does all of it. In a slice as many devices share the work as shorten it; where
+    they are fewer than all, several groups of them do the same.
     """
     count, devices = len(matrices), jax.lax.axis_size(axis)
-    neighbours = devices // groups
+    neighbours = devices // slices
     divisors = [size for size in range(1, neighbours + 1) if neighbours % size == 0]
     size = min(divisors, key=lambda size: (-(-count // size), size))
     if size == 1:
@@ -301,8 +301,8 @@ def _compute_among_equals(
     padded = _pad(matrices, size)
     share = _part(padded, 0, jax.lax.axis_index(axis) % size, size)
     result = compute_shared(compute, share, inner)
-    sets = [list(range(first, first + size)) for first in range(0, devices, size)]
-    gathered = jax.lax.all_gather(result, axis, axis=0, tiled=True, axis_index_groups=sets)
+    groups = [list(range(first, first + size)) for first in range(0, devices, size)]
+    gathered = jax.lax.all_gather(result, axis, axis=0, tiled=True, axis_index_groups=groups)
     return gathered[:count]
 
 

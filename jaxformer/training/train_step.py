@@ -186,7 +186,8 @@ def loss_and_gradient(
 def mean_loss(loss: Loss, batch: Batch, rng: jax.Array | None, parts: int) -> Callable[..., Scalar]:
     """value(params, specs=None, slices=1): the mean loss of the whole batch.
 
-    It is for the line search of optax, which passes all arguments of an update to it.
+    It is for the line search of optax, which passes all arguments of an update to it, and refuses
+    a function that does not name each of them.
     """
 
     def value(params: Params, specs: Any = None, slices: int = 1) -> Scalar:
@@ -285,10 +286,10 @@ def make_update(
     """update(state, sums, specs=None, value_fn=None, slices=1) -> (state, metrics): one update.
 
     `sums` are over a whole batch. `specs` are the `PartitionSpec` of each path of the parameters on
-    the current mesh, whose "data" axis lies across `slices` of a TPU; both are for optimizers that
-    share their work among devices ("muon"). `value_fn` is as `mean_loss` makes it, for a line
-    search (`optax.lbfgs`). Optimizers also get the mean loss as `value` and the gradient as `grad`,
-    as `optax.contrib.reduce_on_plateau` asks for.
+    the current mesh, and `slices` is the number of slices of TPUs that its "data" axis lies across;
+    both are for optimizers that share their work among devices ("muon"). `value_fn` is as
+    `mean_loss` makes it, for a line search (`optax.lbfgs`). Optimizers also get the mean loss as
+    `value` and the gradient as `grad`, as `optax.contrib.reduce_on_plateau` asks for.
 
     Metrics: "loss" and "tokens" (sums), "grad_norm", "skipped" and "consecutive_skips" (of the new
     state), and every auxiliary sum under its name. Add up the auxiliary sums of the steps of

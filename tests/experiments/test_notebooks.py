@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 NOTEBOOKS = {
     path.stem: path for path in sorted((ROOT / "experiments/examples/notebooks").glob("*.ipynb"))
 }
-NEED_TORCH = {"functional_and_pytorch"}
+MARKS = {"functional_and_pytorch": [pytest.mark.peer]}  # besides slow
 
 RIGHT = {
     "the small mouse loves a horse": "die kleine Maus liebt ein Pferd",
@@ -46,10 +46,7 @@ def test_a_committed_notebook_has_all_its_output_and_pictures(name):
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=[pytest.mark.slow, *[pytest.mark.peer] * (name in NEED_TORCH)])
-        for name in NOTEBOOKS
-    ],
+    [pytest.param(name, marks=[pytest.mark.slow, *MARKS.get(name, ())]) for name in NOTEBOOKS],
 )
 def test_a_notebook_runs(name, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))

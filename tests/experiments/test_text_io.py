@@ -21,6 +21,7 @@ from experiments.translation.known_words import (
 )
 from experiments.translation.samples import chosen_samples
 from experiments.translation.score_report import describe_run
+from jaxformer import storage
 from jaxformer.errors import DataError
 
 
@@ -56,7 +57,7 @@ def test_each_typed_line_is_answered_and_a_refused_one_does_not_end_it(type_line
 
 def test_a_file_on_a_full_disk_is_named(capsys):
     def main():
-        with cli.naming_file("translations.txt"):
+        with storage.naming("translations.txt"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     assert cli.run(main) == 74

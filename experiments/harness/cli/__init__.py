@@ -16,7 +16,6 @@ from experiments.harness.cli.exit_codes import (
     OutOfMemory,
     exit_code,
     memory_asked_for,
-    naming_file,
     run,
     sentence,
 )
@@ -33,7 +32,6 @@ __all__ = [
     "display",
     "exit_code",
     "memory_asked_for",
-    "naming_file",
     "own_command",
     "parse",
     "parse_base",

@@ -90,16 +90,6 @@ def run(main: Callable[[], None]) -> int:
         return code
 
 
-@contextmanager
-def naming_file(name: str) -> Iterator[None]:
-    """Within it, an `OSError` that names no file, as of a full disk, names the file `name`."""
-    try:
-        yield
-    except OSError as error:
-        error.filename = error.filename or name
-        raise
-
-
 def _show_all_characters() -> None:
     """Lets an output of few characters, such as one in ASCII, show ? for others."""
     for stream in (sys.stdout, sys.stderr):

@@ -20,7 +20,6 @@ from experiments.harness.runs.loggers import MetricsFile
 from experiments.harness.runs.quantities import quantity
 from experiments.harness.runs.rounding import shown
 from jaxformer.checkpoint.lock import is_locked
-from jaxformer.errors import DataError
 from jaxformer.records import Record
 
 COUNTS = ("sentences", "words", "tokens", "bytes")
@@ -107,11 +106,11 @@ class RunFacts:
         return {name: text for name, text in facts.items() if text}
 
     def newest_score(self) -> str:
-        """Two of the final scores, or that they are damaged; before the end the newest of the
-        validation; else ""."""
-        try:
-            Record(self.folder / "scores.json").read()
-        except DataError:
+        """Two of the final scores; before the end the newest of the validation; else "".
+
+        A damaged scores.json is said instead.
+        """
+        if not self.scores and (self.folder / "scores.json").is_file():
             return "scores.json is damaged"
         if final := list(self.describe_scores().items())[:2]:
             text = self.scores.get("text", "")

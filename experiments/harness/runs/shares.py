@@ -1,10 +1,10 @@
 """Shares of a mixture: the names of texts as `NAME=SHARE`."""
 
-import math
 import os
 from collections.abc import Sequence
 
 from jaxformer.errors import ConfigError
+from jaxformer.text.data.mixture import check_shares
 
 
 def share_of(name: str) -> tuple[str, float | None]:
@@ -41,7 +41,5 @@ def shares_of(names: Sequence[str]) -> dict[str, float]:
     if len(set(texts)) < len(texts):
         raise ConfigError(f"a text of {', '.join(texts)} comes twice: give it one share")
     shares = {name: share for name, share in given if share is not None}
-    for name, share in shares.items():
-        if not 0 < share < math.inf:
-            raise ConfigError(f"the share of {name} is {share}, but it must be positive")
+    check_shares(shares)
     return shares

@@ -60,8 +60,8 @@ def unread_kind_of(name: str | os.PathLike[str]) -> Kind:
     return _ENDINGS.get(_ending(Path(name)), "text")
 
 
-def has_other_than_lines(name: str) -> str:
-    """What the name of a file says that it holds, other than lines of text; "" for none."""
+def content_beside_lines(name: str) -> str:
+    """The content that the name of a file stands for, where it is not lines of text; else ""."""
     return _COLUMNS if _ending(Path(name)) == ".csv" else _HELD.get(unread_kind_of(name), "")
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from experiments.harness.runs import distributed, user_cache
-from experiments.harness.runs.source_kinds import has_other_than_lines
+from experiments.harness.runs.source_kinds import content_beside_lines
 from jaxformer.errors import ConfigError, DataError
 from jaxformer.storage import is_in_bucket, to_path
 from jaxformer.text.data import other_format
@@ -128,10 +128,10 @@ def _problem_of_format(beginning: bytes, name: str) -> str:
 
 def check_holds_lines(path: str) -> None:
     """Raises `ConfigError` for a file whose name says that it holds records, columns or ids."""
-    what = has_other_than_lines(path)
-    if what and to_path(path).is_file():  # which asks a bucket
+    content = content_beside_lines(path)
+    if content and to_path(path).is_file():  # which asks a bucket
         raise ConfigError(
-            f"{path} holds {what}, but a file with one text on each line is needed: write the "
+            f"{path} holds {content}, but a file with one text on each line is needed: write the "
             "texts into a .txt file"
         )
 

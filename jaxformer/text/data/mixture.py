@@ -150,11 +150,16 @@ def _in_order(leaves: tuple[Any, ...], order: np.ndarray) -> np.ndarray | None:
     return np.concatenate(leaves)[order]
 
 
-def _whole_weights(shares: Mapping[str, float]) -> list[int]:
-    """Whole numbers in the proportions of `shares`, as small as possible."""
+def check_shares(shares: Mapping[str, float]) -> None:
+    """Raises `ConfigError` for a share that is not positive, or not finite."""
     for name, share in shares.items():
         if not 0 < share < float("inf"):
             raise ConfigError(f"the share of {name} is {share}, but it must be positive")
+
+
+def _whole_weights(shares: Mapping[str, float]) -> list[int]:
+    """Whole numbers in the proportions of `shares`, as small as possible."""
+    check_shares(shares)
     exact = [Fraction(str(share)) for share in shares.values()]
     common = lcm(*(share.denominator for share in exact))
     weights = [int(share * common) for share in exact]
